@@ -1,0 +1,70 @@
+"""DFlash 2 speculative decoding on Apple's MLX: the target's own text, several tokens per pass.
+
+    session = load("mlx-community/Qwen3.8-27B-4bit", "z-lab/Qwen3.8-27B-DFlash2")
+    for event in session.stream([{"role": "user", "content": "Hello"}], SamplingParams(max_tokens=96)):
+        print(event.text, end="")
+
+Names are resolved on first use, so that importing errors, events or settings does not import MLX.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dflash_mlx.config import SamplingParams
+    from dflash_mlx.errors import (
+        CheckpointError,
+        ConfigError,
+        DFlashError,
+        ModelError,
+        NumericsError,
+        PairError,
+        UnsupportedTargetError,
+        UsageError,
+    )
+    from dflash_mlx.events import Block, Event, Finished, Prefilled
+    from dflash_mlx.session import Result, Session, load
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "config": ("SamplingParams",),
+    "errors": (
+        "CheckpointError",
+        "ConfigError",
+        "DFlashError",
+        "ModelError",
+        "NumericsError",
+        "PairError",
+        "UnsupportedTargetError",
+        "UsageError",
+    ),
+    "events": ("Block", "Event", "Finished", "Prefilled"),
+    "session": ("Result", "Session", "load"),
+}
+
+__all__ = [
+    "Block",
+    "CheckpointError",
+    "ConfigError",
+    "DFlashError",
+    "Event",
+    "Finished",
+    "ModelError",
+    "NumericsError",
+    "PairError",
+    "Prefilled",
+    "Result",
+    "SamplingParams",
+    "Session",
+    "UnsupportedTargetError",
+    "UsageError",
+    "load",
+]
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"dflash_mlx.{module}"), name)
+    raise AttributeError(f"module 'dflash_mlx' has no attribute {name!r}")

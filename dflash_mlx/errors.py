@@ -1,0 +1,54 @@
+"""Everything that this package raises on purpose.
+
+    DFlashError                    exit code 1, HTTP 500
+    ├── UsageError (ValueError)    exit code 2, HTTP 400   a parameter or a prompt that cannot be honoured
+    ├── ModelError                 exit code 3, HTTP 503   something about the files or the models
+    │   ├── ConfigError            a drafter config that is not one, or contradicts itself
+    │   ├── CheckpointError        weights that are missing, truncated, or of another shape
+    │   ├── PairError              a drafter that was not trained for this target
+    │   └── UnsupportedTargetError a target whose caches cannot be rolled back exactly
+    └── NumericsError              exit code 1, HTTP 500   a model that produced NaN or infinity
+
+A message says what happened, the offending value, and what to do; it is one line.
+"""
+
+
+class DFlashError(Exception):
+    """Base class; catch it to catch everything below."""
+
+    exit_code = 1
+    http_status = 500
+
+
+class UsageError(DFlashError, ValueError):
+    """A parameter or a prompt that cannot be honoured."""
+
+    exit_code = 2
+    http_status = 400
+
+
+class ModelError(DFlashError):
+    """The files of a model cannot be found, read or used."""
+
+    exit_code = 3
+    http_status = 503
+
+
+class ConfigError(ModelError):
+    """A drafter's config.json is not a DFlash config, or contradicts itself."""
+
+
+class CheckpointError(ModelError):
+    """The tensors of a checkpoint are not those that its config announces."""
+
+
+class PairError(ModelError):
+    """A drafter and a target that do not belong together."""
+
+
+class UnsupportedTargetError(ModelError):
+    """Speculation is refused because the target's caches cannot be rolled back exactly."""
+
+
+class NumericsError(DFlashError):
+    """A model produced NaN or infinity; the request fails, the session stays usable."""

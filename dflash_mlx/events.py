@@ -1,0 +1,77 @@
+"""What a session emits while it decodes, as frozen dataclasses that survive JSON.
+
+A stream is one `Prefilled`, then one `Block` per verify cycle, then one `Finished`. Every event has
+`tokens` and `text`, so that joining either over a stream gives the whole reply.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Self
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True)
+class Event:
+    """Token ids committed by this step and the whole characters that they completed."""
+
+    tokens: tuple[int, ...] = ()
+    text: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object that `from_json` turns back into an equal event."""
+        return {"event": type(self).__name__, **asdict(self), "tokens": list(self.tokens)}
+
+    @staticmethod
+    def from_json(obj: dict[str, Any]) -> "Event":
+        """The event that `to_json` described.
+
+        Raises:
+            ValueError: `obj["event"]` names no event.
+        """
+        kinds = {cls.__name__: cls for cls in (Prefilled, Block, Finished)}
+        fields = dict(obj)
+        name = fields.pop("event", None)
+        if name not in kinds:
+            raise ValueError(f"event is {name!r}, expected one of {sorted(kinds)}")
+        return kinds[name](**{**fields, "tokens": tuple(fields["tokens"])})
+
+    def with_text(self, text: str) -> Self:
+        """The same event, carrying `text`."""
+        return type(self)(**{**self.__dict__, "text": text})
+
+
+@dataclass(frozen=True)
+class Prefilled(Event):
+    """The prompt is in the cache; `tokens` is the first token, chosen from the prompt's last row."""
+
+    prompt_tokens: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Block(Event):
+    """One verify cycle.
+
+    Attributes:
+        drafted: draft tokens that the target verified (0 in a plain cycle).
+        accepted: how many of them the target itself would have chosen, in a row from the first.
+        seconds: the whole cycle, from drafting to commit.
+        wait_seconds: the part of it that was spent waiting for the device.
+    """
+
+    drafted: int = 0
+    accepted: int = 0
+    seconds: float = 0.0
+    wait_seconds: float = 0.0
+
+    @property
+    def committed(self) -> int:
+        """Tokens that this cycle added: `accepted + 1`, fewer only where the reply ended inside the block."""
+        return len(self.tokens)
+
+
+@dataclass(frozen=True)
+class Finished(Event):
+    """The reply is complete; `text` is what the detokeniser still held."""
+
+    finish_reason: FinishReason = "stop"

@@ -1,0 +1,147 @@
+"""`python -m dflash_mlx.generate "prompt"`: one reply, text on stdout, statistics on stderr."""
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from dflash_mlx import __version__
+from dflash_mlx.config import SamplingParams
+from dflash_mlx.errors import DFlashError, UsageError
+from dflash_mlx.events import Event
+from dflash_mlx.session import Prompt, Result, collect, load
+
+INTERRUPTED = 130
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line, from which the documentation's table is made."""
+    p = argparse.ArgumentParser(prog="python -m dflash_mlx.generate", description="One reply to one prompt.")
+    p.add_argument("prompt", nargs="?", default="-", help="the prompt; - (default) reads standard input")
+    p.add_argument("--model", help="target: folder or hub id of an mlx-lm model (default: the embedded pair)")
+    p.add_argument("--draft", help="drafter: folder or hub id; none: decode plainly (default: the pair's)")
+    p.add_argument("--draft-bits", type=int, choices=(4, 8), help="quantize the drafter's linear layers")
+    p.add_argument("--revision", help="branch, tag or commit of --model on the hub")
+    p.add_argument("--draft-revision", help="branch, tag or commit of --draft on the hub")
+    p.add_argument("--dequantize", action="store_true", help="turn a quantized target into float32")
+    p.add_argument("--block-size", type=int, help="rows of a verify pass (default: the drafter's, at most 5)")
+    p.add_argument("--max-tokens", type=int, help="tokens of the reply (default: what the context leaves)")
+    p.add_argument("--raw", action="store_true", help="take the prompt as it is, without the chat template")
+    p.add_argument("--plain", action="store_true", help="decode without speculation: the same tokens, slower")
+    p.add_argument("--json", action="store_true", help="print one JSON object instead of text and statistics")
+    p.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    p.add_argument("--version", action="version", version=__version__)
+    return p
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command.
+
+    Returns:
+        0; 2 for a bad argument or prompt; 3 for a model that cannot be used; 130 if interrupted.
+    """
+    args = parser().parse_args(argv)
+    try:
+        return _run(args)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except DFlashError as error:
+        if args.debug:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _run(args: argparse.Namespace) -> int:
+    text = sys.stdin.read() if args.prompt == "-" else args.prompt
+    if not text:
+        raise UsageError("the prompt is empty: pass it as an argument or on standard input")
+    params = SamplingParams(max_tokens=args.max_tokens)
+    session = load(
+        args.model,
+        "none" if args.plain and args.draft is None else args.draft,
+        revision=args.revision,
+        draft_revision=args.draft_revision,
+        draft_bits=args.draft_bits,
+        dequantize=args.dequantize,
+    )
+    prompt: Prompt = text if args.raw else [{"role": "user", "content": text}]
+    events = session.stream(prompt, params, block_size=args.block_size, speculative=not args.plain)
+    if not args.json:
+        for note in session.notes:
+            print(note, file=sys.stderr)
+        events = _printed(events)
+    result = collect(_until_interrupted(events))
+    if args.json:
+        print(json.dumps(to_json(result)))
+    else:
+        print(flush=True)
+        print(statistics(result), file=sys.stderr)
+    return INTERRUPTED if result.finish_reason == "cancelled" else 0
+
+
+def _printed(events: Iterator[Event]) -> Iterator[Event]:
+    for event in events:
+        sys.stdout.write(event.text)
+        sys.stdout.flush()
+        yield event
+
+
+def _until_interrupted(events: Iterator[Event]) -> Iterator[Event]:
+    """Ctrl+C ends the reply, and what was said stays."""
+    try:
+        yield from events
+    except KeyboardInterrupt:
+        return
+
+
+def statistics(result: Result) -> str:
+    """What a person wants to know about a reply, in a few lines."""
+    lines = [
+        f"prompt {result.prompt_tokens} tokens at {result.prefill_tokens_per_second:.1f} tokens/s, "
+        f"reply {len(result.tokens)} tokens at {result.decode_tokens_per_second:.1f} tokens/s "
+        f"({result.finish_reason}), peak memory {peak_memory() / 1e9:.2f} GB"
+    ]
+    if result.tau is not None:
+        lines.append(f"tau {result.tau:.2f} tokens per verify cycle, the target's own included")
+        counts = Counter(cycle.accepted + 1 for cycle in result.cycles if cycle.drafted)
+        widest = max(counts.values())
+        lines += [
+            f"  {size} {'█' * round(30 * counts[size] / widest):30} {counts[size]}"
+            for size in range(1, max(counts) + 1)
+        ]
+    return "\n".join(lines)
+
+
+def to_json(result: Result) -> dict[str, Any]:
+    """The object that `--json` prints."""
+    return {
+        "text": result.text,
+        "tokens": list(result.tokens),
+        "finish_reason": result.finish_reason,
+        "prompt_tokens": result.prompt_tokens,
+        "tau": result.tau,
+        "cycles": [
+            {"drafted": c.drafted, "accepted": c.accepted, "committed": c.committed} for c in result.cycles
+        ],
+        "timings": {
+            "prefill_seconds": result.prefill_seconds,
+            "decode_seconds": result.decode_seconds,
+            "prefill_tokens_per_second": result.prefill_tokens_per_second,
+            "decode_tokens_per_second": result.decode_tokens_per_second,
+            "peak_memory_bytes": peak_memory(),
+        },
+    }
+
+
+def peak_memory() -> int:
+    """Bytes that MLX held at most in this process."""
+    import mlx.core as mx
+
+    return mx.get_peak_memory()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

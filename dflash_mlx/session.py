@@ -1,0 +1,291 @@
+"""A loaded pair: prompts in, events out. Owns the tokenizer; everything below knows token ids only."""
+
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from dflash_mlx import hub
+from dflash_mlx.config import SamplingParams
+from dflash_mlx.decode import Proposer, decode
+from dflash_mlx.drafter import Drafter, DrafterModel, load_drafter
+from dflash_mlx.errors import PairError, UsageError
+from dflash_mlx.events import Block, Event, Finished, FinishReason, Prefilled
+from dflash_mlx.pairs import EMBEDDED
+from dflash_mlx.target import Target, load_target
+from dflash_mlx.target.load import Tokenizer
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+"""Text (taken raw), token ids, or chat messages."""
+
+QUANTIZED_BLOCK = 5
+"""Rows beyond which MLX's quantized matmul reads the weights a second time."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A whole reply.
+
+    Attributes:
+        tokens: ids of the reply; the last one is the end-of-sequence token if the target chose it.
+        text: the reply; never contains the end-of-sequence token.
+        cycles: one per verify pass.
+        prefill_seconds, decode_seconds: time to the first token, and from there to the end.
+    """
+
+    tokens: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason
+    prompt_tokens: int
+    cycles: tuple[Block, ...]
+    prefill_seconds: float
+    decode_seconds: float
+
+    @property
+    def tau(self) -> float | None:
+        """Acceptance length: mean tokens per verify cycle, bonus included, over cycles with a draft."""
+        drafted = [cycle.accepted + 1 for cycle in self.cycles if cycle.drafted]
+        return sum(drafted) / len(drafted) if drafted else None
+
+    @property
+    def prefill_tokens_per_second(self) -> float:
+        """Prompt tokens per second."""
+        return self.prompt_tokens / self.prefill_seconds if self.prefill_seconds else 0.0
+
+    @property
+    def decode_tokens_per_second(self) -> float:
+        """Tokens after the first per second."""
+        return (len(self.tokens) - 1) / self.decode_seconds if len(self.tokens) > 1 else 0.0
+
+
+class Session:
+    """A target, its tokenizer and, unless it only decodes plainly, the drafter made for it.
+
+    Attributes:
+        target: the target.
+        tokenizer: mlx-lm's tokenizer wrapper.
+        drafter: the drafter network, or None.
+        notes: what the user should know about how the pair was loaded.
+    """
+
+    prefill_step = 2048
+
+    def __init__(
+        self,
+        target: Target,
+        tokenizer: Tokenizer,
+        drafter: DrafterModel | None = None,
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        self.target = target
+        self.tokenizer = tokenizer
+        self.drafter = drafter
+        self.notes = notes
+        self._cancelled = threading.Event()
+        if drafter is not None:
+            target.check_fit(drafter.config)
+            target.attach(drafter.config.target_layer_ids)
+
+    # --- prompts ------------------------------------------------------------------------------
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt.
+
+        Raises:
+            UsageError: the prompt is empty, or is none of text, token ids and messages.
+        """
+        if isinstance(prompt, str):
+            ids = self.tokenizer.encode(prompt)
+        elif prompt and _all(prompt, Mapping):
+            ids = self._render([dict(cast(Mapping[str, Any], message)) for message in prompt])
+        elif _all(prompt, int):
+            ids = prompt
+        else:
+            raise UsageError(f"prompt is a {type(prompt).__name__}: pass text, token ids, or messages")
+        if not ids:
+            raise UsageError("the prompt is empty: it must hold at least one token")
+        if bad := [t for t in ids if not 0 <= t < self.target.vocab_size]:
+            raise UsageError(f"token id {bad[0]} is not in the vocabulary: [0, {self.target.vocab_size})")
+        return [int(t) for t in ids]
+
+    def _render(self, messages: list[dict[str, Any]]) -> list[int]:
+        try:
+            ids: list[int] = self.tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, return_dict=False
+            )
+        except Exception as error:  # a template is the model's own program and raises what it likes
+            raise UsageError(f"the chat template cannot render these messages: {error}") from error
+        return ids
+
+    # --- replies ------------------------------------------------------------------------------
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        block_size: int | None = None,
+        speculative: bool = True,
+    ) -> Iterator[Event]:
+        """Decode, handing out one event per verify cycle as soon as it is committed.
+
+        Args:
+            prompt: text (taken raw), token ids, or messages for the chat template.
+            params: greedy and as long as the context allows, unless told otherwise.
+            block_size: rows of a verify pass, 1 to the drafter's own; None: `default_block_size`.
+            speculative: False decodes plainly, which gives the same tokens.
+
+        Raises:
+            UsageError: an argument cannot be honoured; nothing was computed.
+            NumericsError: a model produced NaN or infinity.
+        """
+        ids = self.encode(prompt)
+        max_tokens = self._max_tokens(ids, params or SamplingParams())
+        block_size = self._block_size(block_size)
+        drafter = Drafter(self.drafter) if self.drafter is not None and speculative else None
+        return self._events(ids, drafter, block_size, max_tokens)
+
+    def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        block_size: int | None = None,
+        speculative: bool = True,
+    ) -> Result:
+        """The whole reply; arguments and errors as for `stream`."""
+        return collect(self.stream(prompt, params, block_size=block_size, speculative=speculative))
+
+    def cancel(self) -> None:
+        """End the running stream after its current block or prompt chunk; may be called from any thread."""
+        self._cancelled.set()
+
+    @property
+    def default_block_size(self) -> int:
+        """The drafter's block, at most 5 rows for a quantized target; 1 without a drafter."""
+        if self.drafter is None:
+            return 1
+        trained = self.drafter.config.block_size
+        return min(trained, QUANTIZED_BLOCK) if self.target.quantized else trained
+
+    def close(self) -> None:
+        """Leave the target model as mlx-lm loaded it."""
+        self.target.detach()
+
+    def _events(
+        self, ids: list[int], drafter: Proposer | None, block_size: int, max_tokens: int | None
+    ) -> Iterator[Event]:
+        self._cancelled.clear()
+        eos = frozenset(int(t) for t in self.tokenizer.eos_token_ids)
+        detokenizer = self.tokenizer.detokenizer
+        events = decode(
+            self.target,
+            self.target.make_cache(),
+            ids,
+            drafter=drafter,
+            block_size=block_size,
+            max_tokens=max_tokens,
+            eos=eos,
+            prefill_step=self.prefill_step,
+            cancelled=self._cancelled.is_set,
+        )
+        for event in events:
+            for token in event.tokens:
+                if token not in eos:
+                    detokenizer.add_token(token)
+            if isinstance(event, Finished):
+                detokenizer.finalize()
+            yield event.with_text(detokenizer.last_segment)
+
+    def _max_tokens(self, ids: list[int], params: SamplingParams) -> int | None:
+        limit = self.target.context_length
+        if limit is None:
+            return params.max_tokens
+        left = limit - len(ids)
+        if left < 1:
+            raise UsageError(
+                f"the prompt has {len(ids)} tokens: this model's maximum context length is {limit} tokens"
+            )
+        return left if params.max_tokens is None else min(left, params.max_tokens)
+
+    def _block_size(self, block_size: int | None) -> int:
+        if block_size is None:
+            return self.default_block_size
+        trained = 1 if self.drafter is None else self.drafter.config.block_size
+        if not 1 <= block_size <= trained:
+            made_for = (
+                "there is no drafter" if self.drafter is None else f"the drafter was trained for {trained}"
+            )
+            raise UsageError(f"block_size is {block_size}: it must be between 1 and {trained} ({made_for})")
+        return block_size
+
+
+def _all(prompt: object, kind: type) -> bool:
+    return isinstance(prompt, Sequence) and all(isinstance(item, kind) for item in prompt)
+
+
+def collect(events: Iterator[Event]) -> Result:
+    """Drain a stream into a `Result`."""
+    tokens: list[int] = []
+    text: list[str] = []
+    cycles: list[Block] = []
+    reason: FinishReason = "cancelled"
+    prompt_tokens, prefill_seconds, first, last = 0, 0.0, 0.0, 0.0
+    for event in events:
+        last = time.perf_counter()
+        tokens += event.tokens
+        text.append(event.text)
+        match event:
+            case Prefilled():
+                prompt_tokens, prefill_seconds, first = event.prompt_tokens, event.seconds, last
+            case Block():
+                cycles.append(event)
+            case Finished():
+                reason = event.finish_reason
+    return Result(
+        tuple(tokens),
+        "".join(text),
+        reason,
+        prompt_tokens,
+        tuple(cycles),
+        prefill_seconds,
+        last - first,
+    )
+
+
+def load(
+    target: str | None = None,
+    drafter: str | None = None,
+    *,
+    revision: str | None = None,
+    draft_revision: str | None = None,
+    draft_bits: int | None = None,
+    dequantize: bool = False,
+) -> Session:
+    """Load a pair.
+
+    Args:
+        target: folder or hub id of an mlx-lm model; None: the embedded target.
+        drafter: folder or hub id of a DFlash drafter; None: the one known for this target; "none": plain.
+        revision, draft_revision: branch, tag or commit on the hub.
+        draft_bits: quantize the drafter's linear layers to 4 or 8 bits.
+        dequantize: turn a quantized target into float32.
+
+    Raises:
+        ModelError: a model cannot be found, read, or used, or the two do not belong together.
+        UsageError: an argument is out of range.
+    """
+    if draft_bits not in (None, 4, 8):
+        raise UsageError(f"draft_bits is {draft_bits!r}: it must be 4 or 8")
+    folder = hub.resolve(target or EMBEDDED.target, revision)
+    if drafter is None:
+        if folder.resolve() != hub.resolve(EMBEDDED.target).resolve():
+            raise PairError(f"no drafter is known for {target}; name one, or pass 'none' to decode plainly")
+        drafter = EMBEDDED.drafter
+    # The drafter first: it is small, and what is wrong with it is known before the target is read.
+    network = (
+        None if drafter == "none" else load_drafter(hub.resolve(drafter, draft_revision), bits=draft_bits)
+    )
+    loaded = load_target(folder, dequantize=dequantize)
+    return Session(loaded.target, loaded.tokenizer, network, loaded.notes)
