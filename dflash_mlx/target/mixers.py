@@ -1,0 +1,65 @@
+"""Find the modules of a target that own a cache: attention, delta rules, state-space mixers.
+
+Families name and nest them differently, so they are found by what they are given: a short forward
+pass in which every child of a layer reports whether a cache was among its arguments.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import mlx.core as mx
+from mlx import nn
+from mlx_lm.models.cache import make_prompt_cache
+
+from dflash_mlx.target.attach import Mixin, attach
+from dflash_mlx.target.caches import Cache, fork
+from dflash_mlx.target.call import Call
+
+CONTEXT, ROWS = [0, 1, 2], [3, 4, 5, 6]
+"""Token ids of the probe: some context, then a block."""
+
+
+@dataclass(frozen=True)
+class Mixer:
+    """A module that owns a cache.
+
+    Attributes:
+        cache: the cache that it was given.
+        call: one call on `len(ROWS)` rows, with a copy of the cache as it was before.
+    """
+
+    module: nn.Module
+    cache: Cache
+    call: Call
+
+
+def find_mixers(model: nn.Module, layers: Sequence[nn.Module]) -> tuple[list[Cache], list[Mixer]]:
+    """Probe a target.
+
+    Returns:
+        Its prompt cache after the probe, and its mixers in the order of their calls. Nothing is evaluated.
+    """
+    found: list[Mixer] = []
+    caches = make_prompt_cache(model)
+    model(mx.array([CONTEXT]), cache=caches)
+    children = [c for layer in layers for c in layer.children().values() if isinstance(c, nn.Module)]
+    undos = [attach(child, _Witness, _found=found) for child in children]
+    try:
+        model(mx.array([ROWS]), cache=caches)
+    finally:
+        for undo in undos:
+            undo()
+    return caches, found
+
+
+class _Witness(Mixin):
+    """Mixin of a layer's child: reports calls that carry a cache."""
+
+    _found: list[Mixer]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        call = Call(args, kwargs)
+        if call.cache is not None:
+            self._found.append(Mixer(cast(nn.Module, self), call.cache, call.with_cache(fork(call.cache))))
+        return super().__call__(*args, **kwargs)

@@ -1,0 +1,315 @@
+"""Greedy token ids: mlx-lm's own, our plain ones and the speculative ones are the same, whatever the drafter does."""
+
+import gc
+import random
+from collections.abc import Callable, Iterator
+
+import mlx.core as mx
+import pytest
+from mlx_lm.generate import generate_step
+from tiny import FAMILIES, VOCAB, Scripted, scripts, tiny_target
+
+from dflash_mlx.decode import decode
+from dflash_mlx.drafter import Draft
+from dflash_mlx.errors import NumericsError
+from dflash_mlx.events import Block, Event, Finished, Prefilled
+from dflash_mlx.target import Target
+from dflash_mlx.target.attach import Mixin, attach
+from dflash_mlx.target.caches import Cache, arrays
+
+CHUNK = 16
+LENGTH = 14
+PROMPTS = {"one token": 1, "a few": 5, "more than a chunk": 2 * CHUNK + 3}
+
+
+def prompt_of(n: int) -> list[int]:
+    dice = random.Random(n)
+    return [dice.randrange(VOCAB) for _ in range(n)]
+
+
+def tokens_of(events: list[Event]) -> list[int]:
+    return [token for event in events for token in event.tokens]
+
+
+def blocks_of(events: list[Event]) -> list[Block]:
+    return [event for event in events if isinstance(event, Block)]
+
+
+def plain(target: Target, prompt: list[int], n: int = LENGTH, **options: object) -> list[int]:
+    return tokens_of(
+        list(decode(target, target.make_cache(), prompt, max_tokens=n, prefill_step=CHUNK, **options))  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize("bits", [None, 4, 8])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_mlx_lm_plain_and_speculative_choose_the_same_tokens(family: str, bits: int | None) -> None:
+    target = tiny_target(family, bits=bits)
+    accepted = dict.fromkeys(scripts(), 0)
+    rejected = dict.fromkeys(scripts(), 0)
+    for length in PROMPTS.values():
+        prompt = prompt_of(length)
+        steps = generate_step(mx.array(prompt), target.model, max_tokens=LENGTH, prefill_step_size=CHUNK)
+        reply = [int(token) for token, _ in steps]
+        assert plain(target, prompt) == reply
+        every = length == PROMPTS["a few"] and bits is None
+        for block_size in range(1, 9) if every else (3, 8):
+            for name, script in scripts().items():
+                events = list(
+                    decode(
+                        target,
+                        target.make_cache(),
+                        prompt,
+                        drafter=Scripted(length, reply, script),
+                        block_size=block_size,
+                        max_tokens=LENGTH,
+                        prefill_step=CHUNK,
+                    )
+                )
+                assert tokens_of(events) == reply, (name, block_size)
+                accepted[name] += sum(b.accepted for b in blocks_of(events))
+                rejected[name] += sum(b.drafted - b.accepted for b in blocks_of(events))
+    assert accepted["right"] > 0 == rejected["right"]
+    assert rejected["wrong"] > 0 == accepted["wrong"]
+    for name in ("random", "right until slot 2"):
+        assert accepted[name] > 0 < rejected[name]
+
+
+def test_right_drafts_commit_whole_blocks_and_the_last_one_is_shortened_to_max_tokens() -> None:
+    target = tiny_target("qwen3_5")
+    reply = plain(target, prompt_of(4), 12)
+    drafter = Scripted(4, reply, scripts()["right"])
+    events = list(decode(target, target.make_cache(), prompt_of(4), drafter=drafter, block_size=4, max_tokens=12))
+    assert isinstance(events[0], Prefilled)
+    assert [(b.drafted, b.accepted, b.committed) for b in blocks_of(events)] == [(3, 3, 4), (3, 3, 4), (2, 2, 3)]
+    assert events[-1] == Finished(finish_reason="length")
+    assert len(tokens_of(events)) == 12
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_5"])
+@pytest.mark.parametrize("end", range(12))
+def test_the_reply_ends_with_the_eos_wherever_in_a_block_it_falls(family: str, end: int) -> None:
+    target = tiny_target(family)
+    prompt = prompt_of(6)
+    reply = plain(target, prompt, 30)
+    eos = frozenset({reply[end]})
+    expected = reply[: reply.index(reply[end]) + 1]
+    caches = target.make_cache()
+    drafter = Scripted(6, reply, scripts()["right"])
+    events = list(decode(target, caches, prompt, drafter=drafter, block_size=5, max_tokens=30, eos=eos))
+    assert tokens_of(events) == expected
+    assert events[-1] == Finished(finish_reason="stop")
+    for block in blocks_of(events):
+        assert block.committed in (block.accepted + 1, block.accepted)
+    assert_holds(target, caches, [*prompt, *expected[:-1]])
+    assert drafter.rows == len(expected) - 1
+
+
+def assert_holds(target: Target, caches: list[Cache], committed: list[int]) -> None:
+    """The caches are those of a run that saw these tokens, prompt and reply, one at a time after a prefill."""
+    cold = target.make_cache()
+    events = decode(target, cold, committed[:6], max_tokens=1)
+    list(events)
+    for token in committed[6:]:
+        target.forward(mx.array([token]), cold)
+    held, expected = arrays(caches), arrays(cold)
+    assert len(held) == len(expected) > 0
+    for a, b in zip(held, expected, strict=True):
+        assert a.shape == b.shape
+        assert mx.array_equal(a, b)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_5", "qwen3_next"])
+@pytest.mark.parametrize("script", ["right", "wrong", "random", "right until slot 2"])
+def test_caches_hold_exactly_what_was_committed_when_the_caller_stops(family: str, script: str) -> None:
+    target = tiny_target(family)
+    prompt = prompt_of(6)
+    reply = plain(target, prompt, 40)
+    for stop_after in range(1, 6):
+        caches = target.make_cache()
+        drafter = Scripted(6, reply, scripts()[script])
+        events = decode(target, caches, prompt, drafter=drafter, block_size=4, max_tokens=40)
+        seen: list[int] = []
+        for _ in range(stop_after):
+            seen += next(events).tokens
+        events.close()  # type: ignore[attr-defined]  # it is a generator
+        assert seen == reply[: len(seen)]
+        assert_holds(target, caches, [*prompt, *seen[:-1]])
+        assert drafter.rows == len(seen) - 1
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_5"])
+def test_an_interrupt_in_the_verify_pass_leaves_the_caches_as_they_were(family: str) -> None:
+    target = tiny_target(family)
+    prompt = prompt_of(6)
+    reply = plain(target, prompt, 40)
+    caches = target.make_cache()
+    drafter = Scripted(6, reply, scripts()["right"])
+    events = decode(target, caches, prompt, drafter=drafter, block_size=4, max_tokens=40)
+    seen = [*next(events).tokens, *next(events).tokens]
+    undo = attach(target.layers[-1], Interrupting)
+    with pytest.raises(KeyboardInterrupt):
+        next(events)
+    undo()
+    assert_holds(target, caches, [*prompt, *seen[:-1]])
+
+
+class Interrupting(Mixin):
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        raise KeyboardInterrupt
+
+
+def test_cancelling_ends_the_stream_between_prompt_chunks_and_between_blocks() -> None:
+    target = tiny_target("qwen3_5")
+    for after in range(6):
+        answers = iter([False] * after + [True] * 100)
+        caches = target.make_cache()
+        events = list(
+            decode(target, caches, prompt_of(40), max_tokens=50, prefill_step=CHUNK, cancelled=lambda: next(answers))
+        )
+        assert events[-1] == Finished(finish_reason="cancelled")
+        assert len(tokens_of(events)) == max(0, after - 3)  # 40 tokens are three chunks and the last token
+
+
+def test_two_streams_on_one_target_do_not_disturb_each_other() -> None:
+    target = tiny_target("qwen3_5")
+    prompts = [prompt_of(5), prompt_of(9)]
+    replies = [plain(target, p, 24) for p in prompts]
+    streams: list[Iterator[Event]] = [
+        decode(
+            target,
+            target.make_cache(),
+            p,
+            drafter=Scripted(len(p), r, scripts()["random"]),
+            block_size=size,
+            max_tokens=24,
+        )
+        for p, r, size in zip(prompts, replies, (4, 7), strict=True)
+    ]
+    out: list[list[int]] = [[], []]
+    while streams_left := [i for i in (0, 1) if len(out[i]) < 24]:
+        for i in streams_left:
+            out[i] += next(streams[i]).tokens
+    assert out == replies
+
+
+def test_one_host_synchronisation_per_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`tolist` of one array is the only thing in a cycle that waits for the device."""
+    target = tiny_target("qwen3_5")
+    reply = plain(target, prompt_of(5), 40)
+    drafter = Scripted(5, reply, scripts()["random"])
+    events = decode(target, target.make_cache(), prompt_of(5), drafter=drafter, block_size=4, max_tokens=40)
+    next(events)
+    waits: list[str] = []
+    monkeypatch.setattr(mx, "eval", lambda *_: waits.append("eval"))
+    counted = CountedSyncs(waits)
+    monkeypatch.setattr(mx, "concatenate", counted.concatenate(mx.concatenate))
+    cycles = len(list(events)) - 1
+    assert cycles > 5
+    assert waits == ["tolist"] * cycles
+
+
+class CountedSyncs:
+    """Stands in for the one-dimensional int32 array that carries a cycle's result to the host."""
+
+    def __init__(self, waits: list[str]) -> None:
+        self.waits = waits
+
+    def concatenate(self, real: Callable[..., mx.array]) -> Callable[..., object]:
+        def concatenated(parts: list[mx.array], *args: object, **kwargs: object) -> object:
+            out = real(parts, *args, **kwargs)
+            return self.counting(out) if out.ndim == 1 and len(parts) == 3 else out
+
+        return concatenated
+
+    def counting(self, array: mx.array) -> object:
+        waits = self.waits
+
+        class Counting:
+            def tolist(self) -> object:
+                waits.append("tolist")
+                return array.tolist()
+
+        return Counting()
+
+
+class Broken(Scripted):
+    """Right, but its logits are not finite."""
+
+    def propose(self, *args: object) -> Draft:
+        return Draft(super().propose(*args).tokens, mx.array(False))  # type: ignore[arg-type]
+
+
+def test_non_finite_draft_logits_are_reported_on_the_first_block() -> None:
+    target = tiny_target("qwen3_5")
+    prompt = prompt_of(6)
+    reply = plain(target, prompt, 20)
+    caches = target.make_cache()
+    drafter = Broken(6, reply, scripts()["right"])
+    events = decode(target, caches, prompt, drafter=drafter, block_size=4, max_tokens=20)
+    next(events)
+    with pytest.raises(NumericsError, match="drafter's logits are not finite"):
+        next(events)
+    assert_holds(target, caches, prompt)
+
+
+def test_non_finite_target_logits_fail_the_request_and_not_the_next_one() -> None:
+    target = tiny_target("qwen3")
+    reply = plain(target, prompt_of(6))
+    norm = target.model.model.norm
+    weight = norm.weight
+    norm.weight = weight * float("nan")
+    with pytest.raises(NumericsError, match="target's logits are not finite"):
+        plain(target, prompt_of(6))
+    norm.weight = weight
+    assert plain(target, prompt_of(6)) == reply
+
+
+def test_memory_returns_to_the_baseline_after_200_requests() -> None:
+    target = tiny_target("qwen3_5")
+    prompt = prompt_of(20)
+    reply = plain(target, prompt, 6)
+
+    def request() -> None:
+        drafter = Scripted(20, reply, scripts()["right until slot 2"])
+        list(decode(target, target.make_cache(), prompt, drafter=drafter, block_size=4, max_tokens=6))
+
+    request()
+    gc.collect()
+    baseline = mx.get_active_memory()
+    for _ in range(200):
+        request()
+    gc.collect()
+    assert mx.get_active_memory() == baseline
+
+
+@pytest.mark.parametrize("block_size", [1, 4])
+def test_memory_of_a_long_reply_is_that_of_its_caches(block_size: int) -> None:
+    """No graph and no tap outlives its cycle, also in cycles without a draft."""
+    target = tiny_target("qwen3_5")
+    drafter = Growing()
+    events = decode(
+        target, target.make_cache(), prompt_of(5), drafter=drafter, block_size=block_size, max_tokens=240
+    )
+    sizes = []
+    for event in events:
+        if isinstance(event, Block):
+            sizes.append(mx.get_active_memory())
+    assert max(sizes[-20:]) <= max(sizes[4:30])
+
+
+class Growing:
+    """Keeps a running sum of all taps, as a real drafter's context depends on all of them."""
+
+    def __init__(self) -> None:
+        self.total = mx.zeros((1, 1, 128))
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [self.total]
+
+    def extend(self, taps: mx.array) -> None:
+        self.total = self.total + taps.sum(axis=1, keepdims=True)
+
+    def propose(self, anchor: int, block_size: int, embed: object, head: object) -> Draft:
+        return Draft(mx.zeros((block_size - 1,), dtype=mx.int32), mx.array(True))
