@@ -1,0 +1,43 @@
+"""Dynamic convolution along the block (DFlash 2): a few causal taps whose weights are predicted per row.
+
+Each sub-layer of the drafter is wrapped in two such convolutions, one on its input and one on its
+output. Both sets of tap weights come from the sub-layer's normed input.
+"""
+
+import mlx.core as mx
+from mlx import nn
+
+
+class DynamicConvolution(nn.Module):
+    """The pair of convolutions around one sub-layer.
+
+    Row t of a convolution is `sum over taps s of (base[s] + dynamic[t, s, group]) * x[t - s]`, with rows
+    before the block counting as zero. `base_kernel` is `[2, K, H]`: input stage, output stage.
+    """
+
+    def __init__(self, hidden_size: int, kernel_size: int, group_size: int) -> None:
+        super().__init__()
+        self.kernel_size = kernel_size
+        self.groups = hidden_size // group_size
+        identity = [1.0] + [0.0] * (kernel_size - 1)
+        self.base_kernel = mx.broadcast_to(mx.array(identity)[None, :, None], (2, kernel_size, hidden_size))
+        self.kernel_projection = nn.Linear(hidden_size, 2 * kernel_size * self.groups, bias=False)
+
+    def enter(self, x: mx.array) -> tuple[mx.array, mx.array]:
+        """Convolve the sub-layer's input `[B, L, H]`; also returns the dynamic weights for `leave`."""
+        weights = self.kernel_projection(x)
+        weights = weights.reshape(*x.shape[:2], 2, self.kernel_size, self.groups)  # [B, L, 2, K, H/G]
+        return self._convolve(x, self.base_kernel[0], weights[:, :, 0]), weights[:, :, 1]
+
+    def leave(self, y: mx.array, weights: mx.array) -> mx.array:
+        """Convolve the sub-layer's output `[B, L, H]` with the weights that `enter` predicted."""
+        return self._convolve(y, self.base_kernel[1], weights)
+
+    def _convolve(self, x: mx.array, base: mx.array, dynamic: mx.array) -> mx.array:
+        grouped = x.reshape(*x.shape[:2], self.groups, -1)  # [B, L, H/G, G]
+        base = base.reshape(self.kernel_size, self.groups, -1).astype(x.dtype)  # [K, H/G, G]
+        out = (base[0] + dynamic[:, :, 0, :, None]) * grouped
+        for tap in range(1, self.kernel_size):
+            shifted = mx.pad(grouped, [(0, 0), (tap, 0), (0, 0), (0, 0)])[:, : x.shape[1]]
+            out = out + (base[tap] + dynamic[:, :, tap, :, None]) * shifted
+        return out.reshape(x.shape)

@@ -1,0 +1,59 @@
+"""A drafter at work on one conversation: `extend` with what was committed, `propose` what may come next."""
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from dflash_mlx.drafter.model import DrafterModel, Embed, Head
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A lazy proposal: token ids `[L]`, and whether all of its logits are finite (a boolean scalar)."""
+
+    tokens: mx.array
+    finite: mx.array
+
+
+class Drafter:
+    """The network and its context. The target's embedding and head stay the target's: they are arguments."""
+
+    def __init__(self, model: DrafterModel) -> None:
+        self.model = model
+        self.config = model.config
+        self.context = model.make_context()
+
+    def extend(self, taps: mx.array) -> None:
+        """Take in the taps of rows that were committed, `[1, n, len(target_layer_ids) * H]`."""
+        self.model.extend(taps.astype(self._dtype), self.context)
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """What `extend` leaves to evaluate."""
+        return self.context.arrays
+
+    def propose(self, anchor: int, block_size: int, embed: Embed, head: Head) -> Draft:
+        """Draft `block_size - 1` tokens after the anchor, the last committed token.
+
+        Args:
+            anchor: token id in the block's first row; the other rows hold the mask token.
+            block_size: rows of the block, 2 to the drafter's own.
+            embed: token ids `[1, L]` -> `[1, L, H]`, scaled as the target scales them.
+            head: hidden states `[1, L, H]` -> logits `[1, L, V]`.
+        """
+        config = self.config
+        block = mx.array([[anchor] + [config.mask_token_id] * (block_size - 1)])
+        x = embed(block) * config.input_embedding_scale
+        hidden = self.model.hidden_states(x.astype(self._dtype), self.context)[:, 1:]  # [1, L, H]
+        logits = self.model.logits(hidden, head)[0]  # [L, V]
+        if config.selector_rank:
+            tokens = self.model.candidate_selector.walk(hidden[0], logits, anchor)
+        else:
+            tokens = mx.argmax(logits, axis=-1)
+        return Draft(tokens, mx.isfinite(logits).all())
+
+    @property
+    def _dtype(self) -> mx.Dtype:
+        """The activations' type: a norm's, since norms are never quantized."""
+        dtype: mx.Dtype = self.model.norm.weight.dtype
+        return dtype

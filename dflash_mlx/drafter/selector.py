@@ -1,0 +1,53 @@
+"""Candidate selector (DFlash 2): one coherent path through the best candidates of every draft slot.
+
+The score of candidate c at slot i after predecessor p is
+`logit_i(c) + sum_r pred[p, r] * (W h_i)[r] * succ[c, r]`, and the walk takes the best candidate at each slot.
+"""
+
+import mlx.core as mx
+from mlx import nn
+
+
+class CandidateSelector(nn.Module):
+    """Codebooks `[V, R]` for predecessors and successors, and the projection W: H -> R between them."""
+
+    def __init__(self, hidden_size: int, vocab_size: int, rank: int, top_k: int) -> None:
+        super().__init__()
+        self.top_k = top_k
+        self.predecessor_codebook = mx.zeros((vocab_size, rank))
+        self.successor_codebook = mx.zeros((vocab_size, rank))
+        self.hidden_projection = nn.Linear(hidden_size, rank, bias=False)
+
+    def walk(self, hidden: mx.array, logits: mx.array, anchor: int) -> mx.array:
+        """The greedy path.
+
+        The best successor of *every* candidate is found at once, so that the walk itself only follows
+        pointers: a handful of small gathers where scoring slot by slot would launch eight ops a slot.
+
+        Args:
+            hidden: final hidden states of the draft slots, `[L, H]`.
+            logits: their unary logits, `[L, V]`.
+            anchor: the token before the first slot.
+
+        Returns:
+            Token ids, `[L]`.
+        """
+        slots = logits.shape[0]
+        candidates = mx.argpartition(logits, -self.top_k, axis=-1)[:, -self.top_k :]  # [L, C]
+        unary = mx.take_along_axis(logits, candidates, axis=-1)  # [L, C]
+        first = mx.full((1, self.top_k), anchor, dtype=candidates.dtype)
+        predecessors = mx.concatenate([first, candidates[:-1]])  # [L, C]
+        scores = unary[:, None].astype(mx.float32) + self.edges(hidden, predecessors, candidates)
+        best = mx.argmax(scores, axis=-1)  # [L, C]: the best successor of each predecessor
+        at = mx.zeros((1,), dtype=best.dtype)
+        path = []
+        for slot in range(slots):
+            at = mx.take(best[slot], at)
+            path.append(mx.take(candidates[slot], at))
+        return mx.concatenate(path)
+
+    def edges(self, hidden: mx.array, predecessors: mx.array, successors: mx.array) -> mx.array:
+        """Edge scores `[L, P, S]` in float32 of every successor `[L, S]` after every predecessor `[L, P]`."""
+        pred = self.predecessor_codebook[predecessors] * self.hidden_projection(hidden)[:, None]  # [L, P, R]
+        succ = self.successor_codebook[successors]  # [L, S, R]
+        return (pred @ succ.swapaxes(-1, -2)).astype(mx.float32)
