@@ -247,7 +247,7 @@ class _Reader:
             raise _bad("rope_theta", theta, "it must be a positive number")
         if kind == "default":
             return Rope(float(theta))
-        factor = entry.get("factor")
+        factor: Any = entry.get("factor")
         if not _is_number(factor) or factor <= 0:
             raise _bad("rope_scaling.factor", factor, f"a {kind} rope needs a positive number here")
         scaling = {k: v for k, v in entry.items() if _is_number(v)}

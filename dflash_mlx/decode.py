@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-from dflash_mlx.drafter.drafter import Draft, Embed, Head
+from dflash_mlx.drafter import Draft, Embed, Head
 from dflash_mlx.errors import NumericsError
 from dflash_mlx.events import Block, Event, Finished, Prefilled
 from dflash_mlx.target.caches import Cache, arrays

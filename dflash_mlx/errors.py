@@ -52,3 +52,9 @@ class UnsupportedTargetError(ModelError):
 
 class NumericsError(DFlashError):
     """A model produced NaN or infinity; the request fails, the session stays usable."""
+
+
+def one_line(error: BaseException) -> str:
+    """The first line of another library's message, which may go on for pages."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -26,7 +26,11 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--revision", help="branch, tag or commit of --model on the hub")
     p.add_argument("--draft-revision", help="branch, tag or commit of --draft on the hub")
     p.add_argument("--dequantize", action="store_true", help="turn a quantized target into float32")
-    p.add_argument("--block-size", type=int, help="rows of a verify pass (default: the drafter's, at most 5)")
+    p.add_argument(
+        "--block-size",
+        type=int,
+        help="rows of a verify pass (default: the drafter's, at most 5 for a quantized target)",
+    )
     p.add_argument("--max-tokens", type=int, help="tokens of the reply (default: what the context leaves)")
     p.add_argument("--raw", action="store_true", help="take the prompt as it is, without the chat template")
     p.add_argument("--plain", action="store_true", help="decode without speculation: the same tokens, slower")

@@ -5,7 +5,7 @@ from pathlib import Path
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-from dflash_mlx.errors import ModelError
+from dflash_mlx.errors import ModelError, one_line
 
 PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model", "*.tiktoken", "*.jinja"]
 
@@ -44,5 +44,6 @@ def _download(name: str, revision: str | None) -> Path:
         return Path(snapshot_download(name, revision=revision, allow_patterns=PATTERNS))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         where = name if revision is None else f"{name} at {revision}"
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(f"cannot get {where}: it is not cached, and the hub answered: {first}") from error
+        raise ModelError(
+            f"cannot get {where}: it is not cached, and the hub answered: {one_line(error)}"
+        ) from error

@@ -10,11 +10,12 @@ from dflash_mlx import hub
 from dflash_mlx.config import SamplingParams
 from dflash_mlx.decode import Proposer, decode
 from dflash_mlx.drafter import Drafter, DrafterModel, load_drafter
-from dflash_mlx.errors import PairError, UsageError
+from dflash_mlx.errors import PairError, UsageError, one_line
 from dflash_mlx.events import Block, Event, Finished, FinishReason, Prefilled
 from dflash_mlx.pairs import EMBEDDED
 from dflash_mlx.target import Target, load_target
 from dflash_mlx.target.load import Tokenizer
+from dflash_mlx.text import Detokenizer
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """Text (taken raw), token ids, or chat messages."""
@@ -115,7 +116,7 @@ class Session:
                 messages, add_generation_prompt=True, return_dict=False
             )
         except Exception as error:  # a template is the model's own program and raises what it likes
-            raise UsageError(f"the chat template cannot render these messages: {error}") from error
+            raise UsageError(f"the chat template cannot render these messages: {one_line(error)}") from error
         return ids
 
     # --- replies ------------------------------------------------------------------------------
@@ -178,7 +179,7 @@ class Session:
     ) -> Iterator[Event]:
         self._cancelled.clear()
         eos = frozenset(int(t) for t in self.tokenizer.eos_token_ids)
-        detokenizer = self.tokenizer.detokenizer
+        detokenizer = Detokenizer(self.tokenizer)
         events = decode(
             self.target,
             self.target.make_cache(),
@@ -191,12 +192,10 @@ class Session:
             cancelled=self._cancelled.is_set,
         )
         for event in events:
-            for token in event.tokens:
-                if token not in eos:
-                    detokenizer.add_token(token)
             if isinstance(event, Finished):
-                detokenizer.finalize()
-            yield event.with_text(detokenizer.last_segment)
+                yield event.with_text(detokenizer.finish())
+            else:
+                yield event.with_text(detokenizer.add([t for t in event.tokens if t not in eos]))
 
     def _max_tokens(self, ids: list[int], params: SamplingParams) -> int | None:
         limit = self.target.context_length

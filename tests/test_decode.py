@@ -1,4 +1,4 @@
-"""Greedy token ids: mlx-lm's own, our plain ones and the speculative ones are the same, whatever the drafter does."""
+"""Greedy token ids: mlx-lm's, our plain and our speculative ones are the same, whatever the drafter does."""
 
 import gc
 import random
@@ -79,9 +79,15 @@ def test_right_drafts_commit_whole_blocks_and_the_last_one_is_shortened_to_max_t
     target = tiny_target("qwen3_5")
     reply = plain(target, prompt_of(4), 12)
     drafter = Scripted(4, reply, scripts()["right"])
-    events = list(decode(target, target.make_cache(), prompt_of(4), drafter=drafter, block_size=4, max_tokens=12))
+    events = list(
+        decode(target, target.make_cache(), prompt_of(4), drafter=drafter, block_size=4, max_tokens=12)
+    )
     assert isinstance(events[0], Prefilled)
-    assert [(b.drafted, b.accepted, b.committed) for b in blocks_of(events)] == [(3, 3, 4), (3, 3, 4), (2, 2, 3)]
+    assert [(b.drafted, b.accepted, b.committed) for b in blocks_of(events)] == [
+        (3, 3, 4),
+        (3, 3, 4),
+        (2, 2, 3),
+    ]
     assert events[-1] == Finished(finish_reason="length")
     assert len(tokens_of(events)) == 12
 
@@ -106,7 +112,7 @@ def test_the_reply_ends_with_the_eos_wherever_in_a_block_it_falls(family: str, e
 
 
 def assert_holds(target: Target, caches: list[Cache], committed: list[int]) -> None:
-    """The caches are those of a run that saw these tokens, prompt and reply, one at a time after a prefill."""
+    """The caches are those of a cold run: six prompt tokens, then everything else one at a time."""
     cold = target.make_cache()
     events = decode(target, cold, committed[:6], max_tokens=1)
     list(events)
@@ -162,10 +168,17 @@ class Interrupting(Mixin):
 def test_cancelling_ends_the_stream_between_prompt_chunks_and_between_blocks() -> None:
     target = tiny_target("qwen3_5")
     for after in range(6):
-        answers = iter([False] * after + [True] * 100)
+        cancelled = iter([False] * after + [True] * 100).__next__
         caches = target.make_cache()
         events = list(
-            decode(target, caches, prompt_of(40), max_tokens=50, prefill_step=CHUNK, cancelled=lambda: next(answers))
+            decode(
+                target,
+                caches,
+                prompt_of(40),
+                max_tokens=50,
+                prefill_step=CHUNK,
+                cancelled=cancelled,
+            )
         )
         assert events[-1] == Finished(finish_reason="cancelled")
         assert len(tokens_of(events)) == max(0, after - 3)  # 40 tokens are three chunks and the last token
@@ -291,10 +304,7 @@ def test_memory_of_a_long_reply_is_that_of_its_caches(block_size: int) -> None:
     events = decode(
         target, target.make_cache(), prompt_of(5), drafter=drafter, block_size=block_size, max_tokens=240
     )
-    sizes = []
-    for event in events:
-        if isinstance(event, Block):
-            sizes.append(mx.get_active_memory())
+    sizes = [mx.get_active_memory() for event in events if isinstance(event, Block)]
     assert max(sizes[-20:]) <= max(sizes[4:30])
 
 

@@ -9,8 +9,7 @@ import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten
 
-from dflash_mlx.drafter import Draft
-from dflash_mlx.drafter.drafter import Embed, Head
+from dflash_mlx.drafter import Draft, Embed, Head
 from dflash_mlx.target import Target
 
 VOCAB = 128
@@ -105,7 +104,8 @@ def tiny_model(family: str, *, bits: int | None = None, seed: int = 0) -> nn.Mod
     module = importlib.import_module(f"mlx_lm.models.{name}")
     model: nn.Module = module.Model(module.ModelArgs.from_dict({**_BASE, **extra, "model_type": name}))
     mx.random.seed(seed)
-    weights = [(path, _random_weight(path, w)) for path, w in tree_flatten(model.parameters())]
+    parameters: Any = tree_flatten(model.parameters())
+    weights = [(path, _random_weight(path, weight)) for path, weight in parameters]
     model.load_weights(weights)
     if bits is not None:
         nn.quantize(model, group_size=32, bits=bits, class_predicate=lambda _, m: _divisible(m))

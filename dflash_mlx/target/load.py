@@ -8,7 +8,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model, load_model, load_tokenizer
 
-from dflash_mlx.errors import ModelError
+from dflash_mlx.errors import ModelError, one_line
 from dflash_mlx.target.target import Target
 
 Tokenizer: TypeAlias = Any
@@ -41,7 +41,7 @@ def load_target(folder: Path, *, dequantize: bool = False) -> LoadedTarget:
         model, config = load_model(folder)
         tokenizer = load_tokenizer(folder, eos_token_ids=config.get("eos_token_id"))
     except Exception as error:  # mlx-lm and transformers raise many kinds; each is one line for the user
-        raise ModelError(f"cannot load the target from {folder}: {error}") from error
+        raise ModelError(f"cannot load the target from {folder}: {one_line(error)}") from error
     notes = []
     target = Target(model, _context_length(config))
     if dequantize and target.quantized:

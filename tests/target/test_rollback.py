@@ -102,5 +102,5 @@ def test_a_cache_that_keeps_rejected_tokens_is_refused(family: str) -> None:
 
 def test_a_recurrent_cache_that_nobody_was_seen_to_update_is_refused() -> None:
     caches = tiny_target("qwen3_5").make_cache()
-    with pytest.raises(UnsupportedTargetError, match="cache 0 .* ArraysCache"):
+    with pytest.raises(UnsupportedTargetError, match=r"cache 0 .* ArraysCache"):
         check_rollback(caches, replayed=[])

@@ -1,0 +1,66 @@
+"""Complete a piece of real code with the embedded pair; show what speculation changed and what not."""
+
+import json
+import sys
+
+import mlx.core as mx
+
+from dflash_mlx import Result, SamplingParams, Session, load
+from dflash_mlx.generate import statistics
+from dflash_mlx.pairs import MODELS
+
+TOKENS = 96
+
+
+def main() -> int:
+    """Returns 1 if speculation changed the text, which must never be."""
+    on_cpu = mx.default_device().type == mx.DeviceType.cpu
+    session = load(dequantize=on_cpu)
+    print("Target: a small Qwen3.5-style hybrid that completes Python. Drafter: DFlash 2, block 5.")
+    for note in session.notes:
+        print(note)
+    if on_cpu:
+        print(
+            "(MLX's quantized matmul on the CPU costs the same for every row, so speculation could not pay.)"
+        )
+    prompts: list[str] = json.loads((MODELS / "held_out.json").read_text(encoding="utf-8"))
+    show(session, prompts[0])
+    return 0 if compare(session, prompts) else 1
+
+
+def show(session: Session, prompt: str) -> None:
+    """Print one completion as it is verified."""
+    dim, bold, plain = ("\033[2m", "\033[1m", "\033[0m") if sys.stdout.isatty() else ("", "", "")
+    print(f"\n{dim}{prompt}{plain}{bold}", end="")
+    events = []
+    for event in session.stream(prompt, SamplingParams(max_tokens=TOKENS)):
+        print(event.text, end="", flush=True)
+        events.append(event)
+    print(plain)
+
+
+def compare(session: Session, prompts: list[str]) -> bool:
+    """Decode every prompt both ways, in turns, and print the figures. Returns whether the tokens agree."""
+    params = SamplingParams(max_tokens=TOKENS)
+    seconds = {True: 0.0, False: 0.0}
+    last: Result | None = None
+    cycles, committed, equal = 0, 0, True
+    for turn, prompt in enumerate(prompts):
+        results = {}
+        for speculative in (True, False) if turn % 2 else (False, True):
+            results[speculative] = session.generate(prompt, params, speculative=speculative)
+            seconds[speculative] += results[speculative].decode_seconds
+        equal &= results[True].tokens == results[False].tokens
+        cycles += len(results[True].cycles)
+        committed += sum(c.committed for c in results[True].cycles)
+        last = results[True]
+    assert last is not None
+    print(f"\nThe last of {len(prompts)} completions: {statistics(last)}")
+    print(f"\nOver all of them: tau {committed / cycles:.2f} tokens per verify cycle, bonus included")
+    print(f"speculative {seconds[False] / seconds[True]:.2f}x the speed of plain decoding, on this machine")
+    print("token ids are identical" if equal else "ERROR: token ids differ")
+    return equal
+
+
+if __name__ == "__main__":
+    sys.exit(main())

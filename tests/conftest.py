@@ -1,0 +1,20 @@
+"""The embedded pair, loaded once: float32 on the CPU, as `make demo` runs it."""
+
+import json
+
+import pytest
+
+from dflash_mlx import Session, load
+from dflash_mlx.pairs import MODELS
+
+
+@pytest.fixture(scope="session")
+def pair() -> Session:
+    return load(dequantize=True)
+
+
+@pytest.fixture(scope="session")
+def held_out() -> list[str]:
+    """Pieces of code that neither model was trained on."""
+    prompts: list[str] = json.loads((MODELS / "held_out.json").read_text(encoding="utf-8"))
+    return prompts

@@ -1,0 +1,88 @@
+"""`python -m dflash_mlx.generate` as a person or a script runs it."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+COMMAND = [sys.executable, "-W", "error", "-m", "dflash_mlx.generate"]
+
+
+def run(*args: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *args], input=stdin, capture_output=True, text=True, check=False)
+
+
+def test_text_goes_to_stdout_and_statistics_to_stderr() -> None:
+    done = run("def main(argv):\n", "--raw", "--dequantize", "--max-tokens", "40")
+    assert done.returncode == 0
+    assert "target dequantized to float32" in done.stderr
+    assert "tau " in done.stderr
+    assert "tokens per verify cycle, the target's own included" in done.stderr
+    assert "peak memory" in done.stderr
+    assert "tau" not in done.stdout
+    assert len(done.stdout) > 40
+
+
+def test_json_is_one_object_and_plain_gives_the_same_tokens() -> None:
+    args = ("-", "--raw", "--dequantize", "--max-tokens", "30", "--json")
+    replies = [json.loads(run(*args, *extra, stdin="import os\n").stdout) for extra in ((), ("--plain",))]
+    speculative, plain = replies
+    assert set(speculative) == {
+        "text",
+        "tokens",
+        "finish_reason",
+        "prompt_tokens",
+        "tau",
+        "cycles",
+        "timings",
+    }
+    assert speculative["tokens"] == plain["tokens"]
+    assert speculative["text"] == plain["text"]
+    assert speculative["tau"] > 1
+    assert plain["tau"] is None
+    assert all(set(c) == {"drafted", "accepted", "committed"} for c in speculative["cycles"])
+    assert 1 + sum(c["committed"] for c in speculative["cycles"]) == len(speculative["tokens"]) == 30
+    assert len(plain["cycles"]) == 29
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        ([""], 2, "error: the prompt is empty"),
+        (["x", "--block-size", "9"], 2, "error: block_size is 9"),
+        (["x", "--max-tokens", "0"], 2, "error: max_tokens is 0"),
+        (["x", "--draft-bits", "3"], 2, "invalid choice: 3"),
+        (["x", "--model", "/no/such"], 3, "error: '/no/such' is neither a folder nor a hub id"),
+        (["x", "--draft", "/no/such"], 3, "error: '/no/such' is neither a folder nor a hub id"),
+        (["x", "--revision", "main"], 3, "revision is 'main'"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_line(args: list[str], code: int, message: str) -> None:
+    done = run(*args, stdin="")
+    assert done.returncode == code
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_debug_shows_the_traceback() -> None:
+    assert "Traceback" in run("x", "--model", "/no/such", "--debug").stderr
+
+
+def test_ctrl_c_keeps_the_partial_text_and_exits_130() -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "def main(argv):\n", "--raw"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    start = process.stdout.read(20)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert len(start) == 20
+    assert process.returncode == 130
+    assert "cancelled" in stderr
+    assert "Traceback" not in stderr

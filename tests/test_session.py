@@ -1,0 +1,279 @@
+"""The public API on the embedded pair."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm import stream_generate
+
+import dflash_mlx.session
+from dflash_mlx import (
+    Block,
+    Event,
+    Finished,
+    ModelError,
+    PairError,
+    Prefilled,
+    SamplingParams,
+    Session,
+    UsageError,
+    load,
+)
+from dflash_mlx.pairs import EMBEDDED
+from dflash_mlx.target.attach import Mixin, attach
+
+PARAMS = SamplingParams(max_tokens=48)
+
+
+def test_the_embedded_pair_gives_mlx_lms_tokens_at_every_block_size(
+    pair: Session, held_out: list[str]
+) -> None:
+    accepted = rejected = 0
+    for prompt in held_out[:3]:
+        ids = pair.encode(prompt)
+        stock = [r.token for r in stream_generate(pair.target.model, pair.tokenizer, ids, max_tokens=48)]
+        results = [pair.generate(prompt, PARAMS, block_size=b) for b in range(1, 6)]
+        results.append(pair.generate(prompt, PARAMS, speculative=False))
+        for result in results:
+            assert list(result.tokens) == stock
+            assert result.text == pair.tokenizer.decode(stock)
+            assert len(result.tokens) == 1 + sum(c.committed for c in result.cycles)
+            accepted += sum(c.accepted for c in result.cycles)
+            rejected += sum(c.drafted - c.accepted for c in result.cycles)
+        assert all(c.drafted == 0 for c in results[-1].cycles)
+    assert accepted > 100
+    assert rejected > 100
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_the_quantized_pair_with_a_quantized_drafter_does_too(held_out: list[str], bits: int) -> None:
+    session = load(draft_bits=bits)
+    assert session.target.quantized
+    assert session.default_block_size == 5
+    ids = session.encode(held_out[0])
+    stock = [r.token for r in stream_generate(session.target.model, session.tokenizer, ids, max_tokens=24)]
+    result = session.generate(ids, SamplingParams(max_tokens=24))
+    assert list(result.tokens) == stock
+    assert any(c.accepted for c in result.cycles)
+    assert any(c.accepted < c.drafted for c in result.cycles)
+
+
+def test_tau_on_held_out_code_is_at_least_2_9_at_block_5(pair: Session, held_out: list[str]) -> None:
+    cycles = [
+        c for p in held_out for c in pair.generate(p, SamplingParams(max_tokens=96)).cycles if c.drafted
+    ]
+    assert sum(c.accepted + 1 for c in cycles) / len(cycles) >= 2.9
+
+
+def test_a_result_adds_up(pair: Session, held_out: list[str]) -> None:
+    result = pair.generate(held_out[1], PARAMS)
+    drafted = [c for c in result.cycles if c.drafted]
+    assert result.tau == sum(c.accepted + 1 for c in drafted) / len(drafted)
+    assert result.finish_reason == "length"
+    assert result.prompt_tokens == len(pair.encode(held_out[1]))
+    assert result.prefill_seconds > 0 < result.decode_seconds
+    assert pair.generate(held_out[1], PARAMS, speculative=False).tau is None
+    single = pair.generate(held_out[1], SamplingParams(max_tokens=1))
+    assert (single.tokens, single.cycles, single.tau) == (result.tokens[:1], (), None)
+
+
+def test_a_stream_is_one_prefilled_then_blocks_then_finished(pair: Session, held_out: list[str]) -> None:
+    events = list(pair.stream(held_out[0], PARAMS))
+    assert isinstance(events[0], Prefilled)
+    assert all(isinstance(e, Block) for e in events[1:-1])
+    assert isinstance(events[-1], Finished)
+    assert "".join(e.text for e in events) == pair.generate(held_out[0], PARAMS).text
+    assert [Event.from_json(e.to_json()) for e in events] == events
+
+
+# --- prompts ----------------------------------------------------------------------------------
+
+
+def test_text_ids_and_messages_are_the_same_prompt(pair: Session) -> None:
+    text = "def main(argv):\n"
+    ids = pair.encode(text)
+    assert pair.encode(ids) == ids
+    assert (
+        pair.encode([{"role": "system", "content": "def "}, {"role": "user", "content": "main(argv):\n"}])
+        == ids
+    )
+    assert pair.tokenizer.decode(ids) == text
+
+
+class Touched(Mixin):
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        raise AssertionError("the model was run")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ("", "empty"),
+        ([], "empty"),
+        ([{"role": "user", "content": ""}], "empty"),
+        ([5, 2048], "token id 2048"),
+        ([-1], "token id -1"),
+        ([1.5], "list"),
+        (None, "NoneType"),
+        ([{"role": "user"}, 3], "list"),
+    ],
+)
+def test_a_bad_prompt_is_refused_before_the_model_is_touched(
+    pair: Session, prompt: Any, message: str
+) -> None:
+    undo = attach(pair.target.model, Touched)
+    try:
+        with pytest.raises(ValueError, match=message) as caught:
+            pair.stream(prompt)
+    finally:
+        undo()
+    assert isinstance(caught.value, UsageError)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_template_that_raises_fails_this_request_only(
+    pair: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            pair.tokenizer._tokenizer, "chat_template", "{{ raise_exception('roles must alternate') }}"
+        )
+        with pytest.raises(UsageError, match="cannot render these messages: roles must alternate"):
+            pair.stream([{"role": "user", "content": "x"}])
+    assert pair.generate("x = ", SamplingParams(max_tokens=3)).tokens
+
+
+# --- limits -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block_size", [0, -1, 6, 16])
+def test_a_block_the_drafter_was_not_trained_for_is_refused(pair: Session, block_size: int) -> None:
+    with pytest.raises(UsageError, match=f"block_size is {block_size}: .* between 1 and 5"):
+        pair.stream("x", block_size=block_size)
+
+
+def test_the_reply_ends_where_the_context_ends(pair: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = pair.encode("import os\n")
+    monkeypatch.setattr(pair.target, "context_length", len(ids) + 7)
+    assert len(pair.generate(ids).tokens) == 7
+    assert pair.generate(ids, SamplingParams(max_tokens=50)).finish_reason == "length"
+    monkeypatch.setattr(pair.target, "context_length", len(ids))
+    with pytest.raises(UsageError, match=f"{len(ids)} tokens.*maximum context length is {len(ids)}"):
+        pair.stream(ids)
+
+
+def test_tokens_end_with_the_eos_and_text_does_not_contain_it(held_out: list[str]) -> None:
+    session = load(dequantize=True)
+    free = session.generate(held_out[0], PARAMS)
+    end = 20
+    session.tokenizer.add_eos_token(session.tokenizer.convert_ids_to_tokens(free.tokens[end]))
+    for block_size in range(1, 6):
+        result = session.generate(held_out[0], PARAMS, block_size=block_size)
+        expected = free.tokens[: free.tokens.index(free.tokens[end]) + 1]
+        assert result.tokens == expected
+        assert result.finish_reason == "stop"
+        assert result.text == session.tokenizer.decode(list(expected[:-1]))
+
+
+# --- streams that end early ---------------------------------------------------------------------
+
+
+def test_cancel_keeps_what_was_said_and_the_session_usable(pair: Session, held_out: list[str]) -> None:
+    whole = pair.generate(held_out[0], PARAMS)
+    seen: list[int] = []
+    for number, event in enumerate(pair.stream(held_out[0], PARAMS)):
+        seen += event.tokens
+        if number == 3:
+            pair.cancel()
+    assert event == Finished(text=event.text, finish_reason="cancelled")
+    assert seen == list(whole.tokens[: len(seen)])
+    assert len(seen) < 48
+    assert pair.generate(held_out[0], PARAMS).tokens == whole.tokens
+
+
+def test_an_abandoned_stream_leaves_the_session_usable(pair: Session, held_out: list[str]) -> None:
+    whole = pair.generate(held_out[0], PARAMS)
+    stream = pair.stream(held_out[0], PARAMS)
+    next(stream)
+    next(stream)
+    del stream
+    assert pair.generate(held_out[0], PARAMS).tokens == whole.tokens
+
+
+def test_streams_of_two_sessions_can_alternate(pair: Session, held_out: list[str]) -> None:
+    other = load(dequantize=True)
+    expected = [pair.generate(p, PARAMS).tokens for p in held_out[:2]]
+    streams = [pair.stream(held_out[0], PARAMS), other.stream(held_out[1], PARAMS)]
+    out: list[tuple[int, ...]] = [(), ()]
+    while len(out[0]) < 48 or len(out[1]) < 48:
+        for i in (0, 1):
+            out[i] += next(streams[i], Finished()).tokens
+    assert out == expected
+
+
+def test_characters_split_over_tokens_and_blocks_come_whole(
+    pair: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "s = '你好 🙂 \u200d é'"
+    ids = pair.encode(text)
+    assert len(ids) > len(text)  # so some characters really are split
+
+    def scripted(*_: object, **__: object) -> Iterator[Event]:
+        yield Prefilled((ids[0],))
+        yield from (Block((token,)) for token in ids[1:])
+        yield Finished()
+
+    monkeypatch.setattr(dflash_mlx.session, "decode", scripted)
+    pieces = [event.text for event in pair.stream("x")]
+    assert "".join(pieces) == text
+    assert "\ufffd" not in "".join(pieces)
+
+
+# --- loading ------------------------------------------------------------------------------------
+
+
+def test_close_leaves_mlx_lms_model_as_it_was_loaded() -> None:
+    session = load()
+    model = session.target.model
+    assert any(type(m).__name__.startswith("_") for m in model.modules())
+    session.close()
+    assert not any(type(m).__name__.startswith("_") for m in model.modules())
+
+
+def test_on_the_cpu_a_cast_is_said(tmp_path: Path) -> None:
+    assert load(dequantize=True).notes == ("target dequantized to float32",)
+    assert load().notes == ("running on the CPU: target cast from bfloat16 to float32",)
+    dtypes = {m.scales.dtype for m in load().target.model.modules() if "scales" in m}
+    assert dtypes == {mx.float32}
+
+
+@pytest.mark.parametrize(
+    ("target", "drafter", "error", "message"),
+    [
+        ("/no/such/folder", None, ModelError, "neither a folder nor a hub id"),
+        (EMBEDDED.drafter, "none", ModelError, "cannot load the target"),
+        (None, EMBEDDED.target, ModelError, "not a DFlash drafter"),
+        (EMBEDDED.drafter, None, PairError, "no drafter is known"),
+    ],
+)
+def test_what_cannot_be_loaded_is_refused_in_one_line(
+    target: str | None, drafter: str | None, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message) as caught:
+        load(target, drafter)
+    assert "\n" not in str(caught.value)
+
+
+def test_draft_bits_are_validated() -> None:
+    with pytest.raises(UsageError, match="draft_bits is 3"):
+        load(draft_bits=3)
+
+
+def test_without_a_drafter_only_blocks_of_one_row_are_offered(held_out: list[str]) -> None:
+    session = load(drafter="none", dequantize=True)
+    assert session.default_block_size == 1
+    with pytest.raises(UsageError, match="there is no drafter"):
+        session.stream("x", block_size=2)
+    assert session.generate("x = ", SamplingParams(max_tokens=4)).tau is None
