@@ -55,7 +55,7 @@ def compare(session: Session, prompts: list[str]) -> bool:
         committed += sum(c.committed for c in results[True].cycles)
         last = results[True]
     assert last is not None
-    print(f"\nThe last of {len(prompts)} completions: {statistics(last)}")
+    print(f"\nThe last of {len(prompts)} completions: {statistics(last, session.exactness)}")
     print(f"\nOver all of them: tau {committed / cycles:.2f} tokens per verify cycle, bonus included")
     print(f"speculative {seconds[False] / seconds[True]:.2f}x the speed of plain decoding, on this machine")
     print("token ids are identical" if equal else "ERROR: token ids differ")
