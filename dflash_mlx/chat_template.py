@@ -1,0 +1,165 @@
+"""Messages -> token ids: all that depends on the chat template, which is a program of the model's own."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jinja2 import Environment, TemplateSyntaxError, meta, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+
+from dflash_mlx.errors import UsageError, one_line
+from dflash_mlx.text import Thinking
+
+LEVELS = ("off", "on", "low", "medium", "high", "xhigh")
+"""How much a model may reason, from none to most; each model offers some of these."""
+
+SWITCHES = ("enable_thinking", "thinking")
+"""Variables that turn reasoning on and off; a template reads one of them at most."""
+
+EFFORTS = {
+    "reasoning_effort": ("low", "medium", "high"),
+    "reasoning_strength": ("low", "medium", "high", "xhigh"),
+}
+"""Variables that say how much, and what the models that read them know where the template does not say."""
+
+Settings = dict[str, Any]
+"""Template variables."""
+
+_PROBE: list[Mapping[str, Any]] = [{"role": "user", "content": "x"}]
+_NO_LEVEL = "\ue000"  # private use: in no template, and the same in any case
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A conversation as the model wants to see it.
+
+    Attributes:
+        ids: up to where the reply begins.
+        thinking: the markers of the reply's reasoning; None: none are known for this model.
+    """
+
+    ids: tuple[int, ...]
+    thinking: Thinking | None
+
+
+def render(
+    tokenizer: Any, messages: Sequence[Mapping[str, Any]], *, reasoning: str | None = None
+) -> Rendered:
+    """The prompt after which the model replies to these messages.
+
+    Args:
+        tokenizer: mlx-lm's wrapper.
+        messages: as the template wants them: `role`, `content` and what else it reads.
+        reasoning: one of `levels`; None: what the template does on its own.
+
+    Raises:
+        UsageError: there is no template, it does not offer this level, or it cannot render these messages.
+    """
+    if not tokenizer.has_chat_template:
+        raise UsageError("this model has no chat template: pass text or token ids instead of messages")
+    settings = {} if reasoning is None else _chosen(tokenizer, reasoning)
+    try:
+        text = _text(tokenizer, messages, settings)
+    except Exception as error:  # a template is the model's own program and raises what it likes
+        raise UsageError(f"the chat template cannot render these messages: {one_line(error)}") from error
+    # The template writes special tokens itself: as in the tokenizer's own apply_chat_template.
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    return Rendered(tuple(int(t) for t in ids), _thinking(tokenizer, text))
+
+
+def levels(tokenizer: Any) -> tuple[str, ...]:
+    """The reasoning levels that this model's template offers, in the order of `LEVELS`."""
+    offered = _offered(tokenizer)
+    return tuple(level for level in LEVELS if level in offered)
+
+
+def _chosen(tokenizer: Any, level: str) -> Settings:
+    offered = _offered(tokenizer)
+    if level not in offered:
+        names = ", ".join(levels(tokenizer))
+        raise UsageError(
+            f"reasoning is {level!r}: this model's chat template offers {names}"
+            if names
+            else f"reasoning is {level!r}: this model's chat template offers no levels; leave it unset"
+        )
+    return offered[level]
+
+
+def _thinking(tokenizer: Any, prompt: str) -> Thinking | None:
+    """The markers, which are open if they are the last thing in the prompt: messages may hold markers too."""
+    if not tokenizer.has_thinking:
+        return None
+    start = tokenizer.think_start
+    return Thinking(start, tokenizer.think_end, open=prompt.rstrip().endswith(start))
+
+
+def _offered(tokenizer: Any) -> dict[str, Settings]:
+    """Each level that the template offers, with the variables that ask for it."""
+    source = _source(tokenizer)
+    if source is None:  # such functions take this switch, by mlx-lm's agreement with them
+        known = tokenizer.has_chat_template and tokenizer.has_thinking
+        return {"off": {"enable_thinking": False}, "on": {"enable_thinking": True}} if known else {}
+    try:
+        tree = Environment(extensions=["jinja2.ext.loopcontrols", _Generation]).parse(source)
+        # In this order: looking for variables folds constants together.
+        named = {node.value for node in tree.find_all(nodes.Const) if node.value in LEVELS[2:]}
+        read = meta.find_undeclared_variables(tree)
+    except TemplateSyntaxError:
+        return {}  # rendering will say what is wrong with it
+    offered: dict[str, Settings] = {}
+    on: Settings = {}
+    for switch in SWITCHES:
+        if switch in read and not offered:
+            on = {switch: True}
+            offered = {"off": {switch: False}, "on": on}
+    for effort in EFFORTS:
+        if effort in read:
+            offered |= {word: {**on, effort: word} for word in _words(tokenizer, named, effort, on)}
+    return offered
+
+
+def _words(tokenizer: Any, named: set[str], effort: str, on: Settings) -> list[str]:
+    """The levels that this variable may be set to.
+
+    They are the ones that the template names, to compare with or to fall back to; where it writes any word
+    into the prompt, also the ones that models with this variable know; less those that it refuses.
+    """
+    anything = _try(tokenizer, {**on, effort: _NO_LEVEL})
+    words = named.union(EFFORTS[effort] if anything and _NO_LEVEL in anything else ())
+    accepted = [word for word in words if _try(tokenizer, {**on, effort: word}) is not None]
+    return accepted or list(words)  # if all are refused, it is the probe that the template does not like
+
+
+def _try(tokenizer: Any, settings: Settings) -> str | None:
+    try:
+        return _text(tokenizer, _PROBE, settings)
+    except Exception:  # see render
+        return None
+
+
+def _text(tokenizer: Any, messages: Sequence[Mapping[str, Any]], settings: Settings) -> str:
+    copies = [dict(message) for message in messages]
+    # mlx-lm's wrapper turns reasoning on where nothing is said, whatever the template's own default.
+    renderer = tokenizer if _source(tokenizer) is None else tokenizer._tokenizer
+    text: str = renderer.apply_chat_template(copies, tokenize=False, add_generation_prompt=True, **settings)
+    return text
+
+
+def _source(tokenizer: Any) -> str | None:
+    """The template's text; None where mlx-lm or the tokenizer itself renders with a Python function."""
+    if getattr(tokenizer, "_chat_template", None) is not None or not tokenizer.chat_template:
+        return None
+    source = tokenizer.chat_template
+    # Some models have several; without tools, transformers takes this one.
+    return str(source.get("default", "") if isinstance(source, dict) else source)
+
+
+class _Generation(Extension):
+    """The `generation` tag of chat templates, which marks the model's own turns in training."""
+
+    tags = {"generation"}  # noqa: RUF012  jinja2 declares it so
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)

@@ -1,0 +1,250 @@
+"""Messages become the prompt that the model's own template makes of them, at the reasoning asked for."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from dflash_mlx import UsageError
+from dflash_mlx.chat_template import LEVELS, levels, render
+from dflash_mlx.text import Thinking
+
+MESSAGES = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi 🙂"}]
+
+TURNS = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}"
+REPLY = "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+SWITCH = (  # closes an empty block when off, leaves opening one to the model
+    TURNS
+    + REPLY
+    + "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
+)
+OPENING = (  # the same, but opens the block itself
+    TURNS + REPLY + "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n"
+    "{% else %}<think>\n{% endif %}"
+)
+ASKED = (  # reasons only when told to
+    TURNS + REPLY + "{% if enable_thinking is defined and enable_thinking %}<think>\n{% endif %}"
+)
+PLAIN_SWITCH = "{% if not thinking is defined %}{% set thinking = false %}{% endif %}" + (
+    TURNS + "<|assistant|>{{ '<think>' if thinking else '</think>' }}"
+)
+WRITTEN = (  # any word goes, in a macro with a default
+    "{%- macro system() -%}"
+    "{%- if reasoning_effort is not defined %}{%- set reasoning_effort = 'medium' %}{%- endif %}"
+    "Effort: {{ reasoning_effort }}\n{% endmacro -%}{{ system() }}" + TURNS + REPLY
+)
+STRENGTH = (
+    "{%- set s = reasoning_strength if reasoning_strength is defined and reasoning_strength else 'high' -%}"
+    "Reason with {{ s | upper }} strength.\n" + TURNS + REPLY
+)
+GUARDED = (  # refuses what it does not know, says something for two of three, and nothing without the switch
+    "{%- if enable_thinking is undefined or enable_thinking is true %}"
+    "{%- set effort = reasoning_effort | default('xhigh') %}"
+    "{%- if effort not in ('low', 'medium', 'xhigh') %}"
+    "{{- raise_exception('what is ' ~ effort ~ '? high, perhaps') }}{%- endif %}"
+    "{%- if effort == 'low' %}Be brief.\n{% elif effort == 'xhigh' %}Be thorough.\n{% endif %}{%- endif %}"
+    + OPENING
+)
+REFUSING = "{% if reasoning_effort == 'medium' %}{{ raise_exception('no more') }}{% endif %}" + WRITTEN
+FLAG = "{% if reasoning_effort is defined and reasoning_effort == 'low' %}Be brief.\n{% endif %}" + ASKED
+FUSSY = "{% if messages[0].role != 'system' %}{{ raise_exception('system first') }}{% endif %}" + GUARDED
+TAGGED = "{% for m in messages %}{% if loop.index > 9 %}{% break %}{% endif %}{% endfor %}" + (
+    "{% generation %}{% if enable_thinking %}on{% endif %}{% endgeneration %}" + TURNS
+)
+PROSE = (
+    "Work at a low or high level: enable_thinking, reasoning_effort.{# reasoning_effort 'low' #}\n" + TURNS
+)
+ITS_OWN = "{% for m in messages %}{% set thinking = m.role %}{{ thinking }}: {{ m.content }}{% endfor %}"
+
+
+def wrapper(
+    template: str | dict[str, str] | None, *, markers: bool = True, function: Callable[..., str] | None = None
+) -> TokenizerWrapper:
+    """mlx-lm's wrapper around a tokenizer of bytes and, as one token each, an end and thinking markers.
+
+    The end is also what it puts before any text that is no chat.
+    """
+    vocabulary = {char: i for i, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<end>"])
+    if markers:
+        tokenizer.add_tokens(["<think>", "</think>"])
+    end = tokenizer.token_to_id("<end>")
+    tokenizer.post_processor = processors.TemplateProcessing("<end> $A", None, [("<end>", end)])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
+    fast.chat_template = template
+    return TokenizerWrapper(fast, chat_template=function)
+
+
+def text(tokenizer: TokenizerWrapper, reasoning: str | None = None, messages: Any = MESSAGES) -> str:
+    return str(tokenizer.decode(list(render(tokenizer, messages, reasoning=reasoning).ids)))
+
+
+# --- prompts ----------------------------------------------------------------------------------
+
+
+def test_a_prompt_is_what_the_tokenizer_itself_makes_of_it() -> None:
+    tokenizer = wrapper("<end>" + SWITCH)
+    ids = render(tokenizer, MESSAGES, reasoning="off").ids
+    own = tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True, enable_thinking=False)
+    assert list(ids) == own
+    assert ids.count(tokenizer.eos_token_id) == 1
+    assert tokenizer.decode(own).endswith("<|user|>Hi 🙂\n<|assistant|>\n<think>\n\n</think>\n\n")
+
+
+def test_the_messages_are_left_alone() -> None:
+    def function(messages: Any, **_: Any) -> str:
+        return str(messages[0].pop("content"))
+
+    messages = [{"role": "user", "content": "x"}]
+    assert text(wrapper(None, function=function), messages=messages) == "x"
+    assert messages == [{"role": "user", "content": "x"}]
+
+
+def test_of_several_templates_the_default_is_used() -> None:
+    tokenizer = wrapper({"default": SWITCH, "tool_use": "tools"})
+    assert levels(tokenizer) == ("off", "on")
+    assert text(tokenizer, "off").endswith("</think>\n\n")
+    assert levels(wrapper({"default": TURNS, "tool_use": SWITCH})) == ()
+    with pytest.raises(UsageError, match="multiple chat templates"):
+        render(wrapper({"a": SWITCH, "b": SWITCH}), MESSAGES)
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "these messages: roles must alternate"),
+        ("{{ raise_exception('one\ntwo') }}", "these messages: one$"),
+        ("{{ messages[7].content }}", "cannot render these messages"),
+        ("{% if %}", "cannot render these messages"),
+        (None, "no chat template: pass text"),
+    ],
+)
+def test_what_cannot_be_rendered_is_refused_in_one_line(template: str | None, message: str) -> None:
+    tokenizer = wrapper(template)
+    with pytest.raises(UsageError, match=message) as caught:
+        render(tokenizer, MESSAGES)
+    assert "\n" not in str(caught.value)
+    assert levels(tokenizer) == ()
+
+
+# --- where the reply begins -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("template", "reasoning", "opened"),
+    [
+        (SWITCH, None, False),
+        (SWITCH, "on", False),
+        (SWITCH, "off", False),
+        (OPENING, None, True),
+        (OPENING, "on", True),
+        (OPENING, "off", False),
+        (PLAIN_SWITCH, "on", True),
+        (PLAIN_SWITCH, "off", False),
+        (GUARDED, "low", True),
+    ],
+)
+def test_an_open_marker_at_the_prompts_end_is_seen(
+    template: str, reasoning: str | None, opened: bool
+) -> None:
+    rendered = render(wrapper(template), MESSAGES, reasoning=reasoning)
+    assert rendered.thinking == Thinking("<think>", "</think>", open=opened)
+
+
+def test_markers_in_messages_open_nothing() -> None:
+    messages = [{"role": "user", "content": "What does <think> mean? <think>"}]
+    thinking = render(wrapper(SWITCH), messages).thinking
+    assert thinking is not None
+    assert not thinking.open
+
+
+def test_a_model_without_markers_has_no_thinking() -> None:
+    assert render(wrapper(WRITTEN, markers=False), MESSAGES).thinking is None
+
+
+# --- levels -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("template", "offered"),
+    [
+        (TURNS, []),
+        (SWITCH, ["off", "on"]),
+        (OPENING, ["off", "on"]),
+        (PLAIN_SWITCH, ["off", "on"]),
+        (WRITTEN, ["low", "medium", "high"]),
+        (STRENGTH, ["low", "medium", "high", "xhigh"]),
+        (REFUSING, ["low", "high"]),
+        (GUARDED, ["off", "on", "low", "medium", "xhigh"]),
+        (FUSSY, ["off", "on", "low", "medium", "xhigh"]),
+        (FLAG, ["off", "on", "low"]),
+        (TAGGED, ["off", "on"]),
+        (PROSE, []),
+        (ITS_OWN, []),
+    ],
+)
+def test_the_levels_are_those_that_the_template_offers(template: str, offered: list[str]) -> None:
+    tokenizer = wrapper(template)
+    assert list(levels(tokenizer)) == offered
+    for level in LEVELS:
+        if level in offered:
+            assert render(tokenizer, MESSAGES, reasoning=level).ids
+        else:
+            names = ", ".join(offered) or "no levels"
+            with pytest.raises(UsageError, match=f"reasoning is '{level}': .* offers {names}") as caught:
+                render(tokenizer, MESSAGES, reasoning=level)
+            assert "\n" not in str(caught.value)
+
+
+def test_a_word_that_is_no_level_is_refused() -> None:
+    for word in ("max", "", "ON", "none"):
+        with pytest.raises(UsageError, match=f"reasoning is {word!r}: .* offers off, on"):
+            render(wrapper(SWITCH), MESSAGES, reasoning=word)
+
+
+@pytest.mark.parametrize(
+    ("template", "level", "expected"),
+    [
+        (WRITTEN, None, "Effort: medium\n"),
+        (WRITTEN, "high", "Effort: high\n"),
+        (STRENGTH, None, "Reason with HIGH strength.\n"),
+        (STRENGTH, "xhigh", "Reason with XHIGH strength.\n"),
+        (GUARDED, None, "Be thorough.\n"),
+        (GUARDED, "on", "Be thorough.\n"),
+        (GUARDED, "low", "Be brief.\n"),
+        (GUARDED, "medium", "<|system|>"),
+        (GUARDED, "off", "<|system|>"),
+    ],
+)
+def test_a_level_reaches_the_prompt(template: str, level: str | None, expected: str) -> None:
+    assert text(wrapper(template), level).startswith(expected)
+
+
+def test_a_level_turns_reasoning_on_where_there_is_a_switch() -> None:
+    assert text(wrapper(FLAG), "low").startswith("Be brief.\n")
+    assert text(wrapper(FLAG), "low").endswith("<think>\n")
+
+
+@pytest.mark.parametrize("template", [SWITCH, OPENING, ASKED, PLAIN_SWITCH, WRITTEN, STRENGTH, GUARDED, FLAG])
+def test_without_a_level_the_template_decides(template: str) -> None:
+    tokenizer = wrapper(template)
+    own = tokenizer._tokenizer.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True)
+    assert text(tokenizer) == own
+
+
+def test_a_model_that_mlx_lm_renders_in_python_has_its_switch() -> None:
+    def function(messages: Any, enable_thinking: bool, **_: Any) -> str:
+        return messages[0]["content"] + ("<think>" if enable_thinking else "</think>")
+
+    tokenizer = wrapper(WRITTEN, function=function)
+    assert levels(tokenizer) == ("off", "on")
+    assert text(tokenizer, "off") == "Be kind.</think>"
+    assert text(tokenizer, "on") == text(tokenizer) == "Be kind.<think>"
+    assert render(tokenizer, MESSAGES).thinking == Thinking("<think>", "</think>", open=True)
+    assert levels(wrapper(None, markers=False, function=function)) == ()
