@@ -11,35 +11,39 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dflash_mlx.config import SamplingParams
     from dflash_mlx.errors import (
         CheckpointError,
         ConfigError,
         DFlashError,
         ModelError,
         NumericsError,
+        OutOfMemoryError,
         PairError,
         UnsupportedTargetError,
         UsageError,
+        WrongThreadError,
     )
     from dflash_mlx.events import Block, Event, Finished, Prefilled
+    from dflash_mlx.params import SamplingParams
     from dflash_mlx.session import Result, Session, load
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "config": ("SamplingParams",),
     "errors": (
         "CheckpointError",
         "ConfigError",
         "DFlashError",
         "ModelError",
         "NumericsError",
+        "OutOfMemoryError",
         "PairError",
         "UnsupportedTargetError",
         "UsageError",
+        "WrongThreadError",
     ),
     "events": ("Block", "Event", "Finished", "Prefilled"),
+    "params": ("SamplingParams",),
     "session": ("Result", "Session", "load"),
 }
 
@@ -52,6 +56,7 @@ __all__ = [
     "Finished",
     "ModelError",
     "NumericsError",
+    "OutOfMemoryError",
     "PairError",
     "Prefilled",
     "Result",
@@ -59,6 +64,7 @@ __all__ = [
     "Session",
     "UnsupportedTargetError",
     "UsageError",
+    "WrongThreadError",
     "load",
 ]
 

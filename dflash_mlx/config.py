@@ -1,4 +1,4 @@
-"""Validated settings: what a drafter's config.json means, and how a reply is to be sampled.
+"""What a drafter's config.json means, validated.
 
 Knows nothing of MLX. `DrafterConfig.from_dict` reads both public generations of DFlash configs
 (reference: the released configs of the z-lab and incoai collections) and names what it rejects.
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dflash_mlx.errors import ConfigError, UsageError
+from dflash_mlx.errors import ConfigError
 
 FULL = "full_attention"
 SLIDING = "sliding_attention"
@@ -326,25 +326,3 @@ def _is_number(value: object) -> bool:
 def _bad(key: str, value: object, remedy: str) -> ConfigError:
     found = "is missing" if value is None else f"is {value!r}"
     return ConfigError(f"drafter config: {key} {found}: {remedy}")
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """How a reply is decoded.
-
-    Attributes:
-        max_tokens: tokens of the reply at most; None: what the target's context leaves.
-        temperature: 0 is greedy.
-
-    Raises:
-        UsageError: naming the parameter, its value and its range.
-    """
-
-    max_tokens: int | None = None
-    temperature: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.max_tokens is not None and (not _is_int(self.max_tokens) or self.max_tokens < 1):
-            raise UsageError(f"max_tokens is {self.max_tokens!r}: it must be a positive integer, or None")
-        if not _is_number(self.temperature) or self.temperature != 0:
-            raise UsageError(f"temperature is {self.temperature!r}: only 0 (greedy decoding) is supported")

@@ -7,10 +7,15 @@
     │   ├── CheckpointError        weights that are missing, truncated, or of another shape
     │   ├── PairError              a drafter that was not trained for this target
     │   └── UnsupportedTargetError a target whose caches cannot be rolled back exactly
-    └── NumericsError              exit code 1, HTTP 500   a model that produced NaN or infinity
+    ├── OutOfMemoryError           exit code 4, HTTP 503   MLX could not allocate; the process survives
+    ├── NumericsError              exit code 1, HTTP 500   a model that produced NaN or infinity
+    └── WrongThreadError           exit code 1, HTTP 500   a session used outside the thread that owns it
 
 A message says what happened, the offending value, and what to do; it is one line.
 """
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class DFlashError(Exception):
@@ -52,6 +57,30 @@ class UnsupportedTargetError(ModelError):
 
 class NumericsError(DFlashError):
     """A model produced NaN or infinity; the request fails, the session stays usable."""
+
+
+class WrongThreadError(DFlashError):
+    """A session was used outside the thread that loaded it."""
+
+
+class OutOfMemoryError(DFlashError):
+    """MLX could not allocate."""
+
+    exit_code = 4
+    http_status = 503
+
+
+@contextmanager
+def memory_errors() -> Iterator[None]:
+    """Turn MLX's failed allocations into `OutOfMemoryError`."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "allocate" not in str(error):
+            raise
+        raise OutOfMemoryError(
+            f"out of memory: {one_line(error)}; use a shorter prompt, fewer bits, or a smaller model"
+        ) from error
 
 
 def one_line(error: BaseException) -> str:

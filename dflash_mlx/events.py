@@ -5,21 +5,43 @@ A stream is one `Prefilled`, then one `Block` per verify cycle, then one `Finish
 """
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
 
 @dataclass(frozen=True)
+class TokenLogprob:
+    """Log probability of a token under the target's raw logits, and of the most probable ids, best first."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+    @staticmethod
+    def from_json(obj: dict[str, Any]) -> "TokenLogprob":
+        """From the JSON object that an event holds."""
+        return TokenLogprob(obj["token"], obj["logprob"], tuple((t, p) for t, p in obj["top"]))
+
+
+@dataclass(frozen=True)
 class Event:
-    """Token ids committed by this step and the whole characters that they completed."""
+    """What a step added to the reply.
+
+    Attributes:
+        tokens: ids that were committed.
+        text, reasoning: whole characters of the answer and of the thinking before it.
+        logprobs: one per token, if they were asked for.
+    """
 
     tokens: tuple[int, ...] = ()
     text: str = ""
+    reasoning: str = ""
+    logprobs: tuple[TokenLogprob, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object that `from_json` turns back into an equal event."""
-        return {"event": type(self).__name__, **asdict(self), "tokens": list(self.tokens)}
+        return {"event": type(self).__name__, **asdict(self)}
 
     @staticmethod
     def from_json(obj: dict[str, Any]) -> "Event":
@@ -33,19 +55,21 @@ class Event:
         name = fields.pop("event", None)
         if name not in kinds:
             raise ValueError(f"event is {name!r}, expected one of {sorted(kinds)}")
-        return kinds[name](**{**fields, "tokens": tuple(fields["tokens"])})
-
-    def with_text(self, text: str) -> Self:
-        """The same event, carrying `text`."""
-        return type(self)(**{**self.__dict__, "text": text})
+        fields["tokens"] = tuple(fields["tokens"])
+        fields["logprobs"] = tuple(TokenLogprob.from_json(entry) for entry in fields["logprobs"])
+        return kinds[name](**fields)
 
 
 @dataclass(frozen=True)
 class Prefilled(Event):
-    """The prompt is in the cache; `tokens` is the first token, chosen from the prompt's last row."""
+    """The prompt is in the cache; `tokens` is the first token, chosen from the prompt's last row.
+
+    `seed` is the one that was given or drawn: with the same settings it gives the same reply.
+    """
 
     prompt_tokens: int = 0
     seconds: float = 0.0
+    seed: int = 0
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from dflash_mlx import __version__
-from dflash_mlx.config import SamplingParams
+from dflash_mlx.chat_template import LEVELS
 from dflash_mlx.errors import DFlashError, UsageError
-from dflash_mlx.events import Event
-from dflash_mlx.session import Prompt, Result, collect, load
+from dflash_mlx.events import Block, Event
+from dflash_mlx.params import SamplingParams
+from dflash_mlx.session import Result, collect, load
+from dflash_mlx.target.exactness import EXACT
+from dflash_mlx.text import printable
 
 INTERRUPTED = 130
 
@@ -32,8 +35,19 @@ def parser() -> argparse.ArgumentParser:
         help="rows of a verify pass (default: the drafter's, at most 5 for a quantized target)",
     )
     p.add_argument("--max-tokens", type=int, help="tokens of the reply (default: what the context leaves)")
+    p.add_argument("--temperature", type=float, default=0.0, help="0 (default) is greedy")
+    p.add_argument(
+        "--top-p", type=float, default=1.0, help="keep the most probable tokens of this total mass"
+    )
+    p.add_argument("--top-k", type=int, default=0, help="keep this many tokens; 0 (default) keeps all")
+    p.add_argument("--min-p", type=float, default=0.0, help="keep tokens this probable relative to the best")
+    p.add_argument("--seed", type=int, help="the same seed and settings give the same text (default: drawn)")
+    p.add_argument("--stop", action="append", default=[], help="end before this string; may be repeated")
+    p.add_argument("--system", help="system message before the prompt")
+    p.add_argument("--reasoning", choices=LEVELS, help="how much to think (default: the model's own)")
     p.add_argument("--raw", action="store_true", help="take the prompt as it is, without the chat template")
     p.add_argument("--plain", action="store_true", help="decode without speculation: the same tokens, slower")
+    p.add_argument("--stats", action="store_true", help="also print a line for every verify cycle")
     p.add_argument("--json", action="store_true", help="print one JSON object instead of text and statistics")
     p.add_argument("--debug", action="store_true", help="show the traceback of an error")
     p.add_argument("--version", action="version", version=__version__)
@@ -44,7 +58,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command.
 
     Returns:
-        0; 2 for a bad argument or prompt; 3 for a model that cannot be used; 130 if interrupted.
+        0; 2 for a bad argument or prompt; 3 for a model that cannot be used; 4 without enough memory;
+        130 if interrupted.
     """
     args = parser().parse_args(argv)
     try:
@@ -62,7 +77,17 @@ def _run(args: argparse.Namespace) -> int:
     text = sys.stdin.read() if args.prompt == "-" else args.prompt
     if not text:
         raise UsageError("the prompt is empty: pass it as an argument or on standard input")
-    params = SamplingParams(max_tokens=args.max_tokens)
+    if args.raw and (args.system or args.reasoning):
+        raise UsageError("--raw takes the prompt as it is: leave out --system and --reasoning")
+    params = SamplingParams(
+        max_tokens=args.max_tokens,
+        temperature=args.temperature,
+        top_p=args.top_p,
+        top_k=args.top_k,
+        min_p=args.min_p,
+        seed=args.seed,
+        stop=args.stop,
+    )
     session = load(
         args.model,
         "none" if args.plain and args.draft is None else args.draft,
@@ -71,25 +96,44 @@ def _run(args: argparse.Namespace) -> int:
         draft_bits=args.draft_bits,
         dequantize=args.dequantize,
     )
-    prompt: Prompt = text if args.raw else [{"role": "user", "content": text}]
-    events = session.stream(prompt, params, block_size=args.block_size, speculative=not args.plain)
+    events = session.stream(
+        text if args.raw else _messages(args.system, text),
+        params,
+        block_size=args.block_size,
+        speculative=not args.plain,
+        reasoning=args.reasoning,
+    )
     if not args.json:
         for note in session.notes:
             print(note, file=sys.stderr)
-        events = _printed(events)
+        events = _printed(events, per_cycle=args.stats)
     result = collect(_until_interrupted(events))
     if args.json:
         print(json.dumps(to_json(result)))
     else:
         print(flush=True)
-        print(statistics(result), file=sys.stderr)
+        print(statistics(result, session.exactness), file=sys.stderr)
     return INTERRUPTED if result.finish_reason == "cancelled" else 0
 
 
-def _printed(events: Iterator[Event]) -> Iterator[Event]:
+def _messages(system: str | None, text: str) -> list[dict[str, str]]:
+    first = [] if system is None else [{"role": "system", "content": system}]
+    return [*first, {"role": "user", "content": text}]
+
+
+def _printed(events: Iterator[Event], *, per_cycle: bool) -> Iterator[Event]:
+    """Print the answer as it comes; thinking goes to standard error, so that a pipe gets the answer alone."""
     for event in events:
-        sys.stdout.write(event.text)
-        sys.stdout.flush()
+        for stream, text in ((sys.stderr, event.reasoning), (sys.stdout, event.text)):
+            # A terminal obeys what a model writes, a file does not.
+            stream.write(printable(text) if stream.isatty() else text)
+            stream.flush()
+        if per_cycle and isinstance(event, Block):
+            milliseconds = 1e3 * event.seconds
+            print(
+                f"[drafted {event.drafted}, accepted {event.accepted}, {milliseconds:.1f} ms]",
+                file=sys.stderr,
+            )
         yield event
 
 
@@ -101,13 +145,15 @@ def _until_interrupted(events: Iterator[Event]) -> Iterator[Event]:
         return
 
 
-def statistics(result: Result) -> str:
+def statistics(result: Result, exactness: str) -> str:
     """What a person wants to know about a reply, in a few lines."""
     lines = [
         f"prompt {result.prompt_tokens} tokens at {result.prefill_tokens_per_second:.1f} tokens/s, "
         f"reply {len(result.tokens)} tokens at {result.decode_tokens_per_second:.1f} tokens/s "
-        f"({result.finish_reason}), peak memory {peak_memory() / 1e9:.2f} GB"
+        f"({result.finish_reason}), peak memory {peak_memory() / 1e9:.2f} GB, seed {result.seed}"
     ]
+    if exactness != EXACT:
+        lines.append(exactness)
     if result.tau is not None:
         lines.append(f"tau {result.tau:.2f} tokens per verify cycle, the target's own included")
         counts = Counter(cycle.accepted + 1 for cycle in result.cycles if cycle.drafted)
@@ -123,6 +169,8 @@ def to_json(result: Result) -> dict[str, Any]:
     """The object that `--json` prints."""
     return {
         "text": result.text,
+        "reasoning": result.reasoning,
+        "seed": result.seed,
         "tokens": list(result.tokens),
         "finish_reason": result.finish_reason,
         "prompt_tokens": result.prompt_tokens,

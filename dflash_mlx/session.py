@@ -3,19 +3,22 @@
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from dflash_mlx import hub
-from dflash_mlx.config import SamplingParams
+from dflash_mlx.chat_template import render
 from dflash_mlx.decode import Proposer, decode
 from dflash_mlx.drafter import Drafter, DrafterModel, load_drafter
-from dflash_mlx.errors import PairError, UsageError, one_line
-from dflash_mlx.events import Block, Event, Finished, FinishReason, Prefilled
+from dflash_mlx.errors import PairError, UsageError, WrongThreadError, memory_errors
+from dflash_mlx.events import Block, Event, Finished, FinishReason, Prefilled, TokenLogprob
 from dflash_mlx.pairs import EMBEDDED
+from dflash_mlx.params import SamplingParams
+from dflash_mlx.sampling import Sampler
 from dflash_mlx.target import Target, load_target
+from dflash_mlx.target.exactness import EXACT, measure_exactness
 from dflash_mlx.target.load import Tokenizer
-from dflash_mlx.text import Detokenizer
+from dflash_mlx.text import Reply, Thinking
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """Text (taken raw), token ids, or chat messages."""
@@ -30,18 +33,24 @@ class Result:
 
     Attributes:
         tokens: ids of the reply; the last one is the end-of-sequence token if the target chose it.
-        text: the reply; never contains the end-of-sequence token.
+        text: the answer; contains neither the end-of-sequence token nor a stop string.
+        reasoning: the thinking before it, if the model's template marks it.
+        seed: with the same settings it gives the same reply.
+        logprobs: one per token, if they were asked for.
         cycles: one per verify pass.
         prefill_seconds, decode_seconds: time to the first token, and from there to the end.
     """
 
     tokens: tuple[int, ...]
     text: str
+    reasoning: str
     finish_reason: FinishReason
     prompt_tokens: int
     cycles: tuple[Block, ...]
     prefill_seconds: float
     decode_seconds: float
+    seed: int
+    logprobs: tuple[TokenLogprob, ...]
 
     @property
     def tau(self) -> float | None:
@@ -63,61 +72,73 @@ class Result:
 class Session:
     """A target, its tokenizer and, unless it only decodes plainly, the drafter made for it.
 
+    Everything of MLX belongs to the thread that made the session; `cancel` may be called from any.
+
     Attributes:
         target: the target.
         tokenizer: mlx-lm's tokenizer wrapper.
         drafter: the drafter network, or None.
         notes: what the user should know about how the pair was loaded.
+        exactness: "exact" if speculation cannot change a token on this machine, else what differs.
+        prefill_step: prompt rows per forward pass, speculating or not.
     """
-
-    prefill_step = 2048
 
     def __init__(
         self,
         target: Target,
         tokenizer: Tokenizer,
         drafter: DrafterModel | None = None,
+        *,
         notes: tuple[str, ...] = (),
+        prefill_step: int = 2048,
     ) -> None:
+        if prefill_step < 1:
+            raise UsageError(f"prefill_step is {prefill_step}: it must be a positive integer")
         self.target = target
         self.tokenizer = tokenizer
         self.drafter = drafter
         self.notes = notes
+        self.prefill_step = prefill_step
+        self.exactness = EXACT
         self._cancelled = threading.Event()
+        self._owner = threading.get_ident()
+        self._known_ids = 1 + max(tokenizer.get_vocab().values())
         if drafter is not None:
+            layer_ids = drafter.config.target_layer_ids
             target.check_fit(drafter.config)
-            target.attach(drafter.config.target_layer_ids)
+            target.attach(layer_ids)
+            sizes = {*range(2, self.default_block_size + 1), drafter.config.block_size}
+            self.exactness = measure_exactness(target, sizes, layer_ids)
 
     # --- prompts ------------------------------------------------------------------------------
 
-    def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt.
+    def encode(self, prompt: Prompt, *, reasoning: str | None = None) -> list[int]:
+        """Token ids of a prompt; `reasoning` as for `stream`.
 
         Raises:
             UsageError: the prompt is empty, or is none of text, token ids and messages.
         """
-        if isinstance(prompt, str):
+        return self._encode(prompt, reasoning)[0]
+
+    def _encode(self, prompt: Prompt, reasoning: str | None) -> tuple[list[int], Thinking | None]:
+        thinking = None
+        if prompt and _all(prompt, Mapping):
+            messages = [dict(cast(Mapping[str, Any], message)) for message in prompt]
+            rendered = render(self.tokenizer, messages, reasoning=reasoning)
+            ids, thinking = list(rendered.ids), rendered.thinking
+        elif reasoning is not None:
+            raise UsageError(f"reasoning is {reasoning!r}: it needs messages, a raw prompt has no template")
+        elif isinstance(prompt, str):
             ids = self.tokenizer.encode(prompt)
-        elif prompt and _all(prompt, Mapping):
-            ids = self._render([dict(cast(Mapping[str, Any], message)) for message in prompt])
         elif _all(prompt, int):
-            ids = prompt
+            ids = [int(cast(int, token)) for token in prompt]
         else:
             raise UsageError(f"prompt is a {type(prompt).__name__}: pass text, token ids, or messages")
         if not ids:
             raise UsageError("the prompt is empty: it must hold at least one token")
         if bad := [t for t in ids if not 0 <= t < self.target.vocab_size]:
             raise UsageError(f"token id {bad[0]} is not in the vocabulary: [0, {self.target.vocab_size})")
-        return [int(t) for t in ids]
-
-    def _render(self, messages: list[dict[str, Any]]) -> list[int]:
-        try:
-            ids: list[int] = self.tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, return_dict=False
-            )
-        except Exception as error:  # a template is the model's own program and raises what it likes
-            raise UsageError(f"the chat template cannot render these messages: {one_line(error)}") from error
-        return ids
+        return ids, thinking
 
     # --- replies ------------------------------------------------------------------------------
 
@@ -128,6 +149,7 @@ class Session:
         *,
         block_size: int | None = None,
         speculative: bool = True,
+        reasoning: str | None = None,
     ) -> Iterator[Event]:
         """Decode, handing out one event per verify cycle as soon as it is committed.
 
@@ -136,16 +158,24 @@ class Session:
             params: greedy and as long as the context allows, unless told otherwise.
             block_size: rows of a verify pass, 1 to the drafter's own; None: `default_block_size`.
             speculative: False decodes plainly, which gives the same tokens.
+            reasoning: off, on, low, medium, high or xhigh, where the model's template offers it; None:
+                the model's default.
 
         Raises:
             UsageError: an argument cannot be honoured; nothing was computed.
             NumericsError: a model produced NaN or infinity.
+            WrongThreadError: the session belongs to another thread.
         """
-        ids = self.encode(prompt)
-        max_tokens = self._max_tokens(ids, params or SamplingParams())
+        self._check_thread()
+        params = params or SamplingParams()
+        ids, thinking = self._encode(prompt, reasoning)
+        max_tokens = self._max_tokens(ids, params)
         block_size = self._block_size(block_size)
+        sampler = Sampler(params, ids, self.target.vocab_size, self._known_ids)
+        reply = Reply(self.tokenizer, eos=self._eos, stop=tuple(params.stop), thinking=thinking)
         drafter = Drafter(self.drafter) if self.drafter is not None and speculative else None
-        return self._events(ids, drafter, block_size, max_tokens)
+        self._cancelled.clear()
+        return self._events(ids, sampler, reply, drafter, block_size, max_tokens)
 
     def generate(
         self,
@@ -154,12 +184,15 @@ class Session:
         *,
         block_size: int | None = None,
         speculative: bool = True,
+        reasoning: str | None = None,
     ) -> Result:
         """The whole reply; arguments and errors as for `stream`."""
-        return collect(self.stream(prompt, params, block_size=block_size, speculative=speculative))
+        return collect(
+            self.stream(prompt, params, block_size=block_size, speculative=speculative, reasoning=reasoning)
+        )
 
     def cancel(self) -> None:
-        """End the running stream after its current block or prompt chunk; may be called from any thread."""
+        """End the latest stream after its current block or prompt chunk; may be called from any thread."""
         self._cancelled.set()
 
     @property
@@ -175,27 +208,43 @@ class Session:
         self.target.detach()
 
     def _events(
-        self, ids: list[int], drafter: Proposer | None, block_size: int, max_tokens: int | None
+        self,
+        ids: list[int],
+        sampler: Sampler,
+        reply: Reply,
+        drafter: Proposer | None,
+        block_size: int,
+        max_tokens: int | None,
     ) -> Iterator[Event]:
-        self._cancelled.clear()
-        eos = frozenset(int(t) for t in self.tokenizer.eos_token_ids)
-        detokenizer = Detokenizer(self.tokenizer)
+        self._check_thread()
         events = decode(
             self.target,
             self.target.make_cache(),
             ids,
+            sampler,
             drafter=drafter,
             block_size=block_size,
             max_tokens=max_tokens,
-            eos=eos,
+            take=reply.take,
             prefill_step=self.prefill_step,
             cancelled=self._cancelled.is_set,
         )
-        for event in events:
-            if isinstance(event, Finished):
-                yield event.with_text(detokenizer.finish())
-            else:
-                yield event.with_text(detokenizer.add([t for t in event.tokens if t not in eos]))
+        with memory_errors():
+            for event in events:
+                text, thought = reply.finish() if isinstance(event, Finished) else reply.drain()
+                yield replace(event, text=text, reasoning=thought)
+                self._check_thread()
+
+    @property
+    def _eos(self) -> frozenset[int]:
+        return frozenset(int(token) for token in self.tokenizer.eos_token_ids)
+
+    def _check_thread(self) -> None:
+        if threading.get_ident() != self._owner:
+            raise WrongThreadError(
+                "this session belongs to the thread that loaded it: MLX's arrays and streams cannot cross "
+                "threads; run it there, and call only cancel() from elsewhere"
+            )
 
     def _max_tokens(self, ids: list[int], params: SamplingParams) -> int | None:
         limit = self.target.context_length
@@ -228,28 +277,37 @@ def collect(events: Iterator[Event]) -> Result:
     """Drain a stream into a `Result`."""
     tokens: list[int] = []
     text: list[str] = []
+    reasoning: list[str] = []
+    logprobs: list[TokenLogprob] = []
     cycles: list[Block] = []
+    seed = 0
     reason: FinishReason = "cancelled"
     prompt_tokens, prefill_seconds, first, last = 0, 0.0, 0.0, 0.0
     for event in events:
         last = time.perf_counter()
         tokens += event.tokens
         text.append(event.text)
+        reasoning.append(event.reasoning)
+        logprobs += event.logprobs
         match event:
             case Prefilled():
-                prompt_tokens, prefill_seconds, first = event.prompt_tokens, event.seconds, last
+                prompt_tokens, seed = event.prompt_tokens, event.seed
+                prefill_seconds, first = event.seconds, last
             case Block():
                 cycles.append(event)
             case Finished():
                 reason = event.finish_reason
     return Result(
-        tuple(tokens),
-        "".join(text),
-        reason,
-        prompt_tokens,
-        tuple(cycles),
-        prefill_seconds,
-        last - first,
+        tokens=tuple(tokens),
+        text="".join(text),
+        reasoning="".join(reasoning),
+        finish_reason=reason,
+        prompt_tokens=prompt_tokens,
+        cycles=tuple(cycles),
+        prefill_seconds=prefill_seconds,
+        decode_seconds=last - first,
+        seed=seed,
+        logprobs=tuple(logprobs),
     )
 
 
@@ -261,6 +319,7 @@ def load(
     draft_revision: str | None = None,
     draft_bits: int | None = None,
     dequantize: bool = False,
+    prefill_step: int = 2048,
 ) -> Session:
     """Load a pair.
 
@@ -270,6 +329,7 @@ def load(
         revision, draft_revision: branch, tag or commit on the hub.
         draft_bits: quantize the drafter's linear layers to 4 or 8 bits.
         dequantize: turn a quantized target into float32.
+        prefill_step: prompt rows per forward pass.
 
     Raises:
         ModelError: a model cannot be found, read, or used, or the two do not belong together.
@@ -286,5 +346,8 @@ def load(
     network = (
         None if drafter == "none" else load_drafter(hub.resolve(drafter, draft_revision), bits=draft_bits)
     )
-    loaded = load_target(folder, dequantize=dequantize)
-    return Session(loaded.target, loaded.tokenizer, network, loaded.notes)
+    with memory_errors():
+        loaded = load_target(folder, dequantize=dequantize)
+        return Session(
+            loaded.target, loaded.tokenizer, network, notes=loaded.notes, prefill_step=prefill_step
+        )

@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from dflash_mlx import Session, load
+import dflash_mlx
 from dflash_mlx.pairs import MODELS
 
 
 @pytest.fixture(scope="session")
-def pair() -> Session:
-    return load(dequantize=True)
+def pair() -> "dflash_mlx.Session":
+    return dflash_mlx.load(dequantize=True)
 
 
 @pytest.fixture(scope="session")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dflash_mlx.config import FULL, SLIDING, DrafterConfig, Quantization, Rope, SamplingParams
-from dflash_mlx.errors import ConfigError, DFlashError, UsageError
+from dflash_mlx.config import FULL, SLIDING, DrafterConfig, Quantization, Rope
+from dflash_mlx.errors import ConfigError
 
 SECOND_GENERATION = {
     "conv_kernel_size": 2,
@@ -534,31 +534,3 @@ def test_configs_are_values() -> None:
     assert read(BASE) == read(BASE)
     assert hash(read(BASE)) == hash(read(BASE))
     assert read(BASE) != read(changed({"block_size": 4}))
-
-
-# --- sampling ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("max_tokens", [0, -1, True, 1.5, "96"])
-def test_refuses_max_tokens(max_tokens: Any) -> None:
-    with pytest.raises(UsageError, match=r"^max_tokens is .*positive integer") as caught:
-        SamplingParams(max_tokens=max_tokens)
-    assert repr(max_tokens) in str(caught.value)
-
-
-@pytest.mark.parametrize("temperature", [-1, -0.5, True, "0", None, float("nan"), float("inf")])
-def test_refuses_temperatures(temperature: Any) -> None:
-    with pytest.raises(UsageError, match=r"^temperature is ") as caught:
-        SamplingParams(temperature=temperature)
-    assert repr(temperature) in str(caught.value)
-
-
-def test_a_refused_parameter_is_a_value_error_of_ours() -> None:
-    with pytest.raises(ValueError, match="max_tokens") as caught:
-        SamplingParams(max_tokens=0)
-    assert isinstance(caught.value, DFlashError)
-    assert (caught.value.exit_code, caught.value.http_status) == (2, 400)
-
-
-def test_defaults_are_greedy_and_unlimited() -> None:
-    assert SamplingParams() == SamplingParams(max_tokens=None, temperature=0)

@@ -31,6 +31,8 @@ def test_json_is_one_object_and_plain_gives_the_same_tokens() -> None:
     speculative, plain = replies
     assert set(speculative) == {
         "text",
+        "reasoning",
+        "seed",
         "tokens",
         "finish_reason",
         "prompt_tokens",

@@ -1,5 +1,6 @@
 """The public API on the embedded pair."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,17 @@ from dflash_mlx import (
     Event,
     Finished,
     ModelError,
+    NumericsError,
+    OutOfMemoryError,
     PairError,
     Prefilled,
     SamplingParams,
     Session,
     UsageError,
+    WrongThreadError,
     load,
 )
+from dflash_mlx.decode import Take
 from dflash_mlx.pairs import EMBEDDED
 from dflash_mlx.target.attach import Mixin, attach
 
@@ -44,7 +49,7 @@ def test_the_embedded_pair_gives_mlx_lms_tokens_at_every_block_size(
             rejected += sum(c.drafted - c.accepted for c in result.cycles)
         assert all(c.drafted == 0 for c in results[-1].cycles)
     assert accepted > 100
-    assert rejected > 100
+    assert rejected > 50
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -62,7 +67,7 @@ def test_the_quantized_pair_with_a_quantized_drafter_does_too(held_out: list[str
 
 def test_tau_on_held_out_code_is_at_least_2_9_at_block_5(pair: Session, held_out: list[str]) -> None:
     cycles = [
-        c for p in held_out for c in pair.generate(p, SamplingParams(max_tokens=96)).cycles if c.drafted
+        c for p in held_out for c in pair.generate(p, SamplingParams(max_tokens=64)).cycles if c.drafted
     ]
     assert sum(c.accepted + 1 for c in cycles) / len(cycles) >= 2.9
 
@@ -207,9 +212,13 @@ def test_streams_of_two_sessions_can_alternate(pair: Session, held_out: list[str
     expected = [pair.generate(p, PARAMS).tokens for p in held_out[:2]]
     streams = [pair.stream(held_out[0], PARAMS), other.stream(held_out[1], PARAMS)]
     out: list[tuple[int, ...]] = [(), ()]
-    while len(out[0]) < 48 or len(out[1]) < 48:
-        for i in (0, 1):
-            out[i] += next(streams[i], Finished()).tokens
+    running = [0, 1]
+    while running:
+        for i in list(running):
+            event = next(streams[i])
+            out[i] += event.tokens
+            if isinstance(event, Finished):
+                running.remove(i)
     assert out == expected
 
 
@@ -220,9 +229,10 @@ def test_characters_split_over_tokens_and_blocks_come_whole(
     ids = pair.encode(text)
     assert len(ids) > len(text)  # so some characters really are split
 
-    def scripted(*_: object, **__: object) -> Iterator[Event]:
-        yield Prefilled((ids[0],))
-        yield from (Block((token,)) for token in ids[1:])
+    def scripted(*_: object, take: Take, **__: object) -> Iterator[Event]:
+        for event in (Prefilled((ids[0],)), *(Block((token,)) for token in ids[1:])):
+            take(event.tokens)
+            yield event
         yield Finished()
 
     monkeypatch.setattr(dflash_mlx.session, "decode", scripted)
@@ -277,3 +287,99 @@ def test_without_a_drafter_only_blocks_of_one_row_are_offered(held_out: list[str
     with pytest.raises(UsageError, match="there is no drafter"):
         session.stream("x", block_size=2)
     assert session.generate("x = ", SamplingParams(max_tokens=4)).tau is None
+
+
+# --- stop strings, thinking, threads --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 5])
+def test_a_stop_string_ends_text_tokens_and_usage_wherever_it_falls(
+    pair: Session, held_out: list[str], block_size: int
+) -> None:
+    whole = pair.generate(held_out[0], PARAMS)
+    for at in range(4, len(whole.text) - 6, 15):
+        stop = whole.text[at : at + 3]
+        result = pair.generate(held_out[0], SamplingParams(max_tokens=48, stop=[stop]), block_size=block_size)
+        assert result.finish_reason == "stop"
+        assert result.text == whole.text[: whole.text.index(stop)]
+        assert result.tokens == whole.tokens[: len(result.tokens)]
+        assert stop in pair.tokenizer.decode(list(result.tokens))
+        assert stop not in pair.tokenizer.decode(list(result.tokens[:-1]))
+        assert len(result.tokens) == 1 + sum(c.committed for c in result.cycles)
+
+
+def test_another_thread_is_told_so_and_may_cancel(pair: Session, held_out: list[str]) -> None:
+    caught: list[BaseException] = []
+
+    def use() -> None:
+        for use_it in (lambda: pair.generate("x"), lambda: next(stream)):
+            try:
+                use_it()
+            except WrongThreadError as error:
+                caught.append(error)
+
+    stream = pair.stream(held_out[0], PARAMS)
+    thread = threading.Thread(target=use)
+    thread.start()
+    thread.join(timeout=30)
+    assert not thread.is_alive()
+    assert len(caught) == 2
+    assert "belongs to the thread that loaded it" in str(caught[0])
+
+    stream = pair.stream(held_out[0], PARAMS)
+    next(stream)
+    canceller = threading.Thread(target=pair.cancel)
+    canceller.start()
+    canceller.join()
+    rest = list(stream)
+    assert len(rest) == 1
+    assert isinstance(rest[0], Finished)
+    assert rest[0].finish_reason == "cancelled"
+    assert len(pair.generate(held_out[0], PARAMS).tokens) == 48
+
+
+def test_the_prefill_step_is_one_setting_for_every_path(held_out: list[str]) -> None:
+    session = load(dequantize=True, prefill_step=8)
+    ids = session.encode(held_out[0])
+    stock = [
+        r.token
+        for r in stream_generate(
+            session.target.model, session.tokenizer, ids, max_tokens=16, prefill_step_size=8
+        )
+    ]
+    for speculative in (True, False):
+        result = session.generate(ids, SamplingParams(max_tokens=16), speculative=speculative)
+        assert list(result.tokens) == stock
+    with pytest.raises(UsageError, match="prefill_step is 0"):
+        load(prefill_step=0)
+
+
+class Exhausted(Mixin):
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        raise RuntimeError("[metal::malloc] Unable to allocate 99999999999 bytes.")
+
+
+def test_a_failed_allocation_is_one_line_and_the_session_survives(pair: Session) -> None:
+    before = pair.generate("x = ", SamplingParams(max_tokens=4)).tokens
+    undo = attach(pair.target.model, Exhausted)
+    with pytest.raises(OutOfMemoryError, match=r"out of memory: .*99999999999 bytes"):
+        pair.generate("x = ", SamplingParams(max_tokens=4))
+    undo()
+    assert pair.generate("x = ", SamplingParams(max_tokens=4)).tokens == before
+
+
+def test_reasoning_needs_messages_and_a_template_that_offers_it(pair: Session) -> None:
+    with pytest.raises(UsageError, match="reasoning is 'low': it needs messages"):
+        pair.stream("x", reasoning="low")
+    with pytest.raises(UsageError, match="low"):
+        pair.stream([{"role": "user", "content": "x"}], reasoning="low")
+
+
+def test_one_request_with_damaged_weights_fails_alone(pair: Session) -> None:
+    before = pair.generate("x = ", SamplingParams(max_tokens=6)).tokens
+    norm = pair.target.model.model.norm
+    weight, norm.weight = norm.weight, norm.weight * float("nan")
+    with pytest.raises(NumericsError, match="target's logits are not finite"):
+        pair.generate("x = ", SamplingParams(max_tokens=6))
+    norm.weight = weight
+    assert pair.generate("x = ", SamplingParams(max_tokens=6)).tokens == before

@@ -9,10 +9,11 @@ import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten
 
-from dflash_mlx.drafter import Draft, Embed, Head
+from dflash_mlx.drafter import Draft
 from dflash_mlx.target import Target
 
 VOCAB = 128
+WINDOW = 8
 
 _BASE: dict[str, Any] = {
     "hidden_size": 64,
@@ -83,26 +84,77 @@ ROW_WISE: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Families with modules that take another path for a single row."""
 
+_ALTERNATING = {"layer_types": ["sliding_attention", "full_attention"] * 2}
+
 WINDOWED: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": (
         "gemma3_text",
         {
-            "sliding_window": 8,
+            "sliding_window": WINDOW,
             "sliding_window_pattern": 2,
             "query_pre_attn_scalar": 32,
             "rope_global_base_freq": 1e4,
             "rope_local_base_freq": 1e4,
         },
     ),
+    "gemma4": (  # the last two layers use keys and values of the first two
+        "gemma4_text",
+        {
+            **_ALTERNATING,
+            "sliding_window": WINDOW,
+            "num_kv_shared_layers": 2,
+            "global_head_dim": 64,
+            "hidden_size_per_layer_input": 32,
+            "vocab_size_per_layer_input": VOCAB,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gemma4_moe": (  # values of the full layers are their keys
+        "gemma4_text",
+        {
+            **_ALTERNATING,
+            "sliding_window": WINDOW,
+            "num_kv_shared_layers": 0,
+            "global_head_dim": 64,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 4,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 64,
+        },
+    ),
+    "gpt_oss": (
+        "gpt_oss",
+        {
+            **_ALTERNATING,
+            "sliding_window": WINDOW,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+        },
+    ),
+    "muse_glimmer": (
+        "muse_glimmer",
+        {"sliding_window": WINDOW, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]},
+    ),
 }
-"""Rotating caches, which keep rejected tokens."""
+"""Sliding windows, some layers returning tuples."""
+
+EXACT = {**FAMILIES, **ROW_WISE, **WINDOWED}
+"""All of them: block verification and rollback give the bits of one token at a time."""
 
 
-def tiny_model(family: str, *, bits: int | None = None, seed: int = 0) -> nn.Module:
-    """A random model of `family`: float32, or its linear layers quantized to `bits` in groups of 32."""
-    name, extra = {**FAMILIES, **ROW_WISE, **WINDOWED}[family]
+def tiny_model(family: str, *, bits: int | None = None, seed: int = 0, **changes: Any) -> nn.Module:
+    """A random model of `family`: float32, or its linear layers quantized to `bits` in groups of 32.
+
+    `changes` replace entries of its config.
+    """
+    name, extra = EXACT[family]
     module = importlib.import_module(f"mlx_lm.models.{name}")
-    model: nn.Module = module.Model(module.ModelArgs.from_dict({**_BASE, **extra, "model_type": name}))
+    model: nn.Module = module.Model(
+        module.ModelArgs.from_dict({**_BASE, **extra, **changes, "model_type": name})
+    )
     mx.random.seed(seed)
     parameters: Any = tree_flatten(model.parameters())
     weights = [(path, _random_weight(path, weight)) for path, weight in parameters]
@@ -127,7 +179,7 @@ def _random_weight(path: str, weight: Any) -> mx.array:
         return mx.random.uniform(-1, 1, weight.shape)
     if path.endswith("dt_bias"):
         return mx.random.normal(weight.shape) * 0.5
-    if weight.ndim >= 2:
+    if weight.ndim >= 2 or path.endswith("sinks"):
         return mx.random.normal(weight.shape) * (0.4 if "conv" in path else 0.15)
     return mx.array(weight).astype(mx.float32)
 
@@ -154,15 +206,15 @@ class Scripted:
     def extend(self, taps: mx.array) -> None:
         self.rows += taps.shape[1]
 
-    def propose(self, anchor: int, block_size: int, embed: Embed, head: Head) -> Draft:
+    def propose(self, anchor: int, block_size: int, *_: Any) -> Draft:
         assert self.reply[self.rows] == anchor, "the drafter's context is not the committed text"
         right = [*self.reply[self.rows + 1 :], *[0] * block_size][: block_size - 1]
         return Draft(mx.array([self.script(i, t) for i, t in enumerate(right)]), mx.array(True))
 
 
-def scripts() -> dict[str, Callable[[int, int], int]]:
+def scripts(seed: int = 7) -> dict[str, Callable[[int, int], int]]:
     """Drafters that are always right, always wrong, random, and right up to a slot."""
-    dice = random.Random(7)
+    dice = random.Random(seed)
     return {
         "right": lambda _slot, token: token,
         "wrong": lambda _slot, token: (token + 1) % VOCAB,

@@ -32,7 +32,15 @@ class Drafter:
         """What `extend` leaves to evaluate."""
         return self.context.arrays
 
-    def propose(self, anchor: int, block_size: int, embed: Embed, head: Head) -> Draft:
+    def propose(
+        self,
+        anchor: int,
+        block_size: int,
+        embed: Embed,
+        head: Head,
+        temperature: float = 0.0,
+        noise: mx.array | None = None,
+    ) -> Draft:
         """Draft `block_size - 1` tokens after the anchor, the last committed token.
 
         Args:
@@ -40,6 +48,8 @@ class Drafter:
             block_size: rows of the block, 2 to the drafter's own.
             embed: token ids `[1, L]` -> `[1, L, H]`, scaled as the target scales them.
             head: hidden states `[1, L, H]` -> logits `[1, L, V]`.
+            temperature: of the target's own choice; the draft is greedy without noise.
+            noise: what the target will add to its scores at these positions, `[block_size - 1, V]`.
         """
         config = self.config
         block = mx.array([[anchor] + [config.mask_token_id] * (block_size - 1)])
@@ -47,9 +57,9 @@ class Drafter:
         hidden = self.model.hidden_states(x.astype(self._dtype), self.context)[:, 1:]  # [1, L, H]
         logits = self.model.logits(hidden, head)[0]  # [L, V]
         if config.selector_rank:
-            tokens = self.model.candidate_selector.walk(hidden[0], logits, anchor)
+            tokens = self.model.candidate_selector.walk(hidden[0], logits, anchor, temperature, noise)
         else:
-            tokens = mx.argmax(logits, axis=-1)
+            tokens = mx.argmax(logits if noise is None else logits / temperature + noise, axis=-1)
         return Draft(tokens, mx.isfinite(logits).all())
 
     @property

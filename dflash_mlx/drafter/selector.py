@@ -18,8 +18,15 @@ class CandidateSelector(nn.Module):
         self.successor_codebook = mx.zeros((vocab_size, rank))
         self.hidden_projection = nn.Linear(hidden_size, rank, bias=False)
 
-    def walk(self, hidden: mx.array, logits: mx.array, anchor: int) -> mx.array:
-        """The greedy path.
+    def walk(
+        self,
+        hidden: mx.array,
+        logits: mx.array,
+        anchor: int,
+        temperature: float = 0.0,
+        noise: mx.array | None = None,
+    ) -> mx.array:
+        """The best path, or with noise a draw: candidates and choices by score / temperature + noise.
 
         The best successor of *every* candidate is found at once, so that the walk itself only follows
         pointers: a handful of small gathers where scoring slot by slot would launch eight ops a slot.
@@ -28,16 +35,20 @@ class CandidateSelector(nn.Module):
             hidden: final hidden states of the draft slots, `[L, H]`.
             logits: their unary logits, `[L, V]`.
             anchor: the token before the first slot.
+            temperature, noise: of the target's own choice at these positions, `[L, V]`; greedy without.
 
         Returns:
             Token ids, `[L]`.
         """
         slots = logits.shape[0]
-        candidates = mx.argpartition(logits, -self.top_k, axis=-1)[:, -self.top_k :]  # [L, C]
+        promise = logits if noise is None else logits / temperature + noise
+        candidates = mx.argpartition(promise, -self.top_k, axis=-1)[:, -self.top_k :]  # [L, C]
         unary = mx.take_along_axis(logits, candidates, axis=-1)  # [L, C]
         first = mx.full((1, self.top_k), anchor, dtype=candidates.dtype)
         predecessors = mx.concatenate([first, candidates[:-1]])  # [L, C]
         scores = unary[:, None].astype(mx.float32) + self.edges(hidden, predecessors, candidates)
+        if noise is not None:
+            scores = scores / temperature + mx.take_along_axis(noise, candidates, axis=-1)[:, None]
         best = mx.argmax(scores, axis=-1)  # [L, C]: the best successor of each predecessor
         at = mx.zeros((1,), dtype=best.dtype)
         path = []

@@ -1,0 +1,180 @@
+"""`python -m dflash_mlx.doctor`: what this machine is, and whether speculation is right on it."""
+
+import argparse
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import mlx.core as mx
+
+from dflash_mlx import __version__
+from dflash_mlx.pairs import EMBEDDED
+from dflash_mlx.params import SamplingParams
+from dflash_mlx.session import Result, Session, load
+from dflash_mlx.target.exactness import EXACT
+
+PROMPT = "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n"
+TOKENS = 64
+PACKAGES = ("mlx", "mlx-lm", "transformers", "huggingface_hub", "numpy")
+
+
+@dataclass(frozen=True)
+class Check:
+    """The embedded pair, decoded both ways.
+
+    Attributes:
+        plain, speculative: hashes of the token ids.
+        exactness: as the session measured it.
+        tau: tokens per verify cycle, bonus included.
+        timings: load seconds; tokens per second of prefill, plain and speculative decoding; milliseconds
+            per verify cycle.
+    """
+
+    plain: str
+    speculative: str
+    exactness: str
+    tau: float
+    timings: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that an issue report needs; `problems` is empty where all is well."""
+
+    machine: dict[str, str]
+    versions: dict[str, str]
+    check: Check
+    problems: tuple[str, ...]
+
+    def __str__(self) -> str:
+        check = asdict(self.check)
+        timings = {name: f"{value:.2f}" for name, value in check.pop("timings").items()}
+        check["tau"] = f"{self.check.tau:.2f} tokens per verify cycle, bonus included"
+        sections = {
+            "machine": self.machine,
+            "versions": self.versions,
+            "embedded pair": check,
+            "timings": timings,
+        }
+        lines = []
+        for title, facts in sections.items():
+            lines.append(title)
+            lines += [f"  {name:<28} {value}" for name, value in facts.items()]
+        lines += [f"problem: {problem}" for problem in self.problems] or ["no problem found"]
+        return "\n".join(lines)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line, from which the documentation's table is made."""
+    p = argparse.ArgumentParser(prog="python -m dflash_mlx.doctor", description="Examine this machine.")
+    p.add_argument("--json", action="store_true", help="print one JSON object")
+    p.add_argument("--report", action="store_true", help="print a block to paste into an issue report")
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns 0, or 1 if a problem was found."""
+    args = parser().parse_args(argv)
+    report = examine()
+    if args.json:
+        print(json.dumps(asdict(report)))
+    elif args.report:
+        print(f"```text\n{report}\n```")
+    else:
+        print(report)
+    return 1 if report.problems else 0
+
+
+def examine() -> Report:
+    """Run all checks; takes some seconds."""
+    check = check_pair()
+    return Report(machine(), versions(), check, (*name_clash(), *differences(check)))
+
+
+def machine() -> dict[str, str]:
+    """The hardware and what MLX runs on."""
+    info = mx.device_info()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "chip": str(info.get("device_name", platform.processor() or "unknown")),
+        "architecture": str(info.get("architecture", platform.machine())),
+        "system": platform.platform(),
+        "memory": f"{memory / 2**30:.0f} GiB",
+        "MLX device": str(mx.default_device()),
+        "Metal": "available" if mx.metal.is_available() else "not available: running on the CPU",
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of Python, this package and what it stands on."""
+    found = {"python": platform.python_version(), "dflash-chat": __version__}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def name_clash() -> list[str]:
+    """Another distribution that installs our import name."""
+    owners = set(importlib.metadata.packages_distributions().get("dflash_mlx", ()))
+    return [
+        f"the package {owner} is installed too and has the same import name: pip uninstall {owner}, "
+        "then install dflash-chat again"
+        for owner in sorted(owners - {"dflash-chat"})
+    ]
+
+
+def check_pair() -> Check:
+    """Decode with the embedded pair, plain and speculative in turns."""
+    start = time.perf_counter()
+    session = load(EMBEDDED.target, dequantize=mx.default_device().type == mx.DeviceType.cpu)
+    loaded = time.perf_counter() - start
+    plain, speculative = [], []
+    for _ in range(3):
+        plain.append(_decode(session, speculative=False))
+        speculative.append(_decode(session, speculative=True))
+    cycles = [cycle.seconds for result in speculative for cycle in result.cycles]
+    return Check(
+        plain=_digest(plain[0]),
+        speculative=_digest(speculative[0]),
+        exactness=session.exactness,
+        tau=speculative[0].tau or 0.0,
+        timings={
+            "load seconds": loaded,
+            "prefill tokens/s": statistics.median(r.prefill_tokens_per_second for r in plain + speculative),
+            "plain tokens/s": statistics.median(r.decode_tokens_per_second for r in plain),
+            "speculative tokens/s": statistics.median(r.decode_tokens_per_second for r in speculative),
+            "ms per verify cycle": 1e3 * statistics.median(cycles),
+        },
+    )
+
+
+def differences(check: Check) -> list[str]:
+    """What contradicts the promise that speculation is invisible."""
+    problems = []
+    if check.exactness != EXACT:
+        problems.append(f"a row's numbers depend on how many rows are verified with it: {check.exactness}")
+    if check.plain != check.speculative:
+        problems.append(f"speculation changed the tokens: {check.plain} became {check.speculative}")
+    return problems
+
+
+def _decode(session: Session, *, speculative: bool) -> Result:
+    return session.generate(PROMPT, SamplingParams(max_tokens=TOKENS), speculative=speculative)
+
+
+def _digest(result: Result) -> str:
+    return hashlib.sha256(" ".join(map(str, result.tokens)).encode()).hexdigest()[:16]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,211 @@
+"""The target's choice at a position: a pure function of its logits, the settings, the history and the seed.
+
+`argmax(filtered logits / T + Gumbel noise)` draws exactly from the softmax (the Gumbel-max trick). The noise
+of a position depends on (seed, position) alone, so a position's token does not depend on the block it was
+verified in. The drafter proposes with the same noise; a draft is accepted where it equals the choice.
+"""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from dflash_mlx.errors import UsageError
+from dflash_mlx.params import SamplingParams
+
+REPETITION_CONTEXT = 20
+"""Tokens that the repetition penalty looks back on, as in mlx-lm."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Lazy: chosen ids `[L]`, whether all raw logits are finite, and the log probabilities asked for.
+
+    Attributes:
+        logprobs: of the chosen ids, `[L]`, from the raw logits; None if not asked for.
+        top_ids, top_logprobs: of the most probable ids, `[L, n]`, best first.
+    """
+
+    tokens: mx.array
+    finite: mx.array
+    logprobs: mx.array | None = None
+    top_ids: mx.array | None = None
+    top_logprobs: mx.array | None = None
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """What there is to evaluate."""
+        return [a for a in vars(self).values() if a is not None]
+
+
+class Sampler:
+    """Chooses the tokens of one reply and remembers what it chose.
+
+    Args:
+        params: the settings.
+        prompt: ids of the prompt, at least one.
+        vocab_size: V, the width of the logits.
+        known: ids below it have a meaning; the rest pads the vocabulary and is never chosen.
+
+    Raises:
+        UsageError: a biased id is not in the vocabulary.
+    """
+
+    def __init__(
+        self, params: SamplingParams, prompt: Sequence[int], vocab_size: int, known: int | None = None
+    ) -> None:
+        self.params = params
+        self.seed = secrets.randbits(32) if params.seed is None else params.seed
+        self.vocab_size = vocab_size
+        self._position = len(prompt)
+        self._reply: list[int] = []
+        # Padding with a token that is there anyway changes nothing: the penalty counts tokens once.
+        self._recent = [prompt[0]] * REPETITION_CONTEXT + list(prompt[-REPETITION_CONTEXT:])
+        self._counts = np.zeros(vocab_size, dtype=np.float32)
+        self._allowed = None if known is None or known >= vocab_size else mx.arange(vocab_size) < known
+        self._bias = self._bias_row()
+
+    @property
+    def temperature(self) -> float:
+        """Of the target's choice and of the drafter's proposals alike."""
+        return self.params.temperature
+
+    def noise(self, rows: int) -> mx.array | None:
+        """Gumbel noise `[rows, V]` of the next positions; None for greedy decoding."""
+        if not self.params.temperature:
+            return None
+        keys = mx.array([[self.seed, (self._position + i) % 2**32] for i in range(rows)], dtype=mx.uint32)
+        return mx.vmap(lambda key: mx.random.gumbel((self.vocab_size,), key=key))(keys)
+
+    def choose(self, logits: mx.array, drafts: mx.array | None, noise: mx.array | None) -> Choice:
+        """Choose the token after each row of a pass.
+
+        Args:
+            logits: of the target, `[L, V]`; row i follows the reply so far and the first i drafts.
+            drafts: draft ids `[L - 1]`, or None for a single row.
+            noise: of these L positions, from `noise`.
+        """
+        if noise is not None:
+            logits = logits.astype(mx.float32)
+        total = mx.logsumexp(logits, axis=-1, keepdims=True)  # [L, 1]; not finite if a logit is NaN or +inf
+        scores = self._processed(logits, total, drafts)  # [L, V]
+        if noise is not None:
+            scores = mx.where(scores < self._threshold(scores), -mx.inf, scores)
+            scores = scores / self.params.temperature + noise
+        tokens = mx.argmax(scores, axis=-1)
+        return Choice(tokens, mx.isfinite(total).all(), *self._logprobs(logits, total, tokens))
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Note tokens that became part of the reply."""
+        self._position += len(tokens)
+        self._reply += tokens
+        self._recent = (self._recent + list(tokens))[-REPETITION_CONTEXT:]
+        np.add.at(self._counts, list(tokens), 1)
+
+    # --- logits ---------------------------------------------------------------------------------
+
+    def _processed(self, logits: mx.array, total: mx.array, drafts: mx.array | None) -> mx.array:
+        """Log probabilities `[L, V]` after bias, penalties and masks.
+
+        `logits - logsumexp(logits)` in the logits' own type is what mlx-lm takes the argmax of: rounding
+        makes ties there.
+        """
+        changed = logits
+        if self._bias is not None:
+            changed = changed + self._bias.astype(logits.dtype)
+        changed = self._penalized(changed, drafts)
+        if self.params.token_mask is not None:
+            changed = mx.where(self._masks(logits, drafts), changed, -mx.inf)
+        if changed is not logits:
+            total = mx.logsumexp(changed, axis=-1, keepdims=True)
+        scores = changed - total
+        return scores if self._allowed is None else mx.where(self._allowed, scores, -mx.inf)
+
+    def _bias_row(self) -> mx.array | None:
+        if not self.params.logit_bias:
+            return None
+        row = np.zeros(self.vocab_size, dtype=np.float32)
+        for token, bias in self.params.logit_bias.items():
+            if token >= self.vocab_size:
+                raise UsageError(f"logit_bias names id {token}: ids must lie in [0, {self.vocab_size})")
+            row[token] = bias
+        return mx.array(row)
+
+    def _penalized(self, logits: mx.array, drafts: mx.array | None) -> mx.array:
+        """Penalties `[L, V]`, every row with the history that it would have had in plain decoding."""
+        params, rows = self.params, logits.shape[0]
+        if params.repetition_penalty != 1:
+            recent = mx.array(self._recent[-REPETITION_CONTEXT:], dtype=mx.int32)
+            if drafts is not None:
+                recent = mx.concatenate([recent, drafts.astype(mx.int32)])
+            window = recent[mx.arange(rows)[:, None] + mx.arange(REPETITION_CONTEXT)]  # [L, 20]
+            seen = mx.take_along_axis(logits, window, axis=-1)
+            penalty = params.repetition_penalty
+            seen = mx.where(seen < 0, seen * penalty, seen / penalty)
+            logits = mx.put_along_axis(logits, window, seen.astype(logits.dtype), axis=-1)
+        if params.presence_penalty or params.frequency_penalty:
+            counts = mx.broadcast_to(mx.array(self._counts), logits.shape)
+            if drafts is not None:
+                drafted = (drafts[:, None] == mx.arange(self.vocab_size)).astype(mx.float32)  # [L - 1, V]
+                before = mx.pad(mx.cumsum(drafted, axis=0), [(1, 0), (0, 0)])  # row i counts i drafts
+                counts = counts + before
+            penalty_row = params.presence_penalty * (counts > 0) + params.frequency_penalty * counts
+            logits = logits - penalty_row.astype(logits.dtype)
+        return logits
+
+    def _masks(self, logits: mx.array, drafts: mx.array | None) -> mx.array:
+        """The token mask of every row `[L, V]`. It needs the drafts: the pass is started, then waited for."""
+        assert self.params.token_mask is not None
+        mx.async_eval(logits)
+        ids: list[int] = [] if drafts is None else drafts.tolist()  # type: ignore[assignment]  # one axis
+        masks = np.ones(logits.shape, dtype=bool)
+        for row in range(len(ids) + 1):
+            masks[row] = self.params.token_mask([*self._reply, *ids[:row]])
+            if not masks[row].any():
+                raise UsageError(
+                    f"token_mask allows no token at position {len(self._reply) + row} of the reply"
+                )
+            if row < len(ids) and not masks[row, ids[row]]:
+                break  # This draft will be rejected, and a grammar has no state after it.
+        return mx.array(masks)
+
+    # --- filters and reports ----------------------------------------------------------------------
+
+    def _threshold(self, logprobs: mx.array) -> mx.array:
+        """The least log probability `[L, 1]` that top-p, min-p and top-k all keep.
+
+        Each keeps the tokens above some value, so the order in which they are applied does not matter.
+        """
+        params = self.params
+        least = mx.full((logprobs.shape[0], 1), -mx.inf)
+        top_k = params.top_k if 0 < params.top_k < self.vocab_size else None
+        if params.min_p:
+            least = mx.maximum(least, logprobs.max(axis=-1, keepdims=True) + float(np.log(params.min_p)))
+        if top_k is None and params.top_p == 1:
+            return least
+        # Beyond the k best there is nothing to keep, so the whole vocabulary is sorted only without top-k.
+        best = logprobs if top_k is None else mx.topk(logprobs, top_k, axis=-1)
+        best = mx.sort(best, axis=-1)[:, ::-1]  # [L, k], descending
+        if params.top_p < 1:
+            above = mx.cumsum(mx.exp(best), axis=-1, inclusive=False)  # mass of the tokens before each
+            kept = mx.maximum((above < params.top_p).sum(axis=-1, keepdims=True), 1)
+            return mx.maximum(least, mx.take_along_axis(best, kept - 1, axis=-1))
+        return mx.maximum(least, best[:, -1:])
+
+    def _logprobs(
+        self, logits: mx.array, total: mx.array, tokens: mx.array
+    ) -> tuple[mx.array | None, mx.array | None, mx.array | None]:
+        """Log softmax of the raw logits at the chosen ids, and of the most probable ones."""
+        count = self.params.top_logprobs
+        if count is None:
+            return None, None, None
+        logprobs = logits.astype(mx.float32) - total.astype(mx.float32)
+        chosen = mx.take_along_axis(logprobs, tokens[:, None], axis=-1)[:, 0]
+        if not count:
+            return chosen, None, None
+        best = mx.argpartition(-logprobs, count - 1, axis=-1)[:, :count]
+        order = mx.argsort(-mx.take_along_axis(logprobs, best, axis=-1), axis=-1)
+        best = mx.take_along_axis(best, order, axis=-1)
+        return chosen, best, mx.take_along_axis(logprobs, best, axis=-1)
