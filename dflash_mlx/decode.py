@@ -5,6 +5,7 @@ Plain decoding is the same loop with blocks of one row and no drafter.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -18,7 +19,6 @@ from dflash_mlx.target.target import Target
 
 CLEAR_EVERY = 256
 """Tokens between two releases of MLX's buffer cache, as in mlx-lm."""
-
 
 Take = Callable[[Sequence[int]], tuple[int, bool]]
 """Newly chosen tokens -> how many of them belong to the reply, and whether it ends with the last of those."""
@@ -93,84 +93,112 @@ def decode(
     Raises:
         NumericsError: the target's or, in the first block, the drafter's logits are not finite.
     """
+    reply = _Reply(target, caches, sampler, drafter, take)
     start = time.perf_counter()
-    for chunk in _chunks(prompt, prefill_step):
-        if cancelled():
-            yield Finished(finish_reason="cancelled")
-            return
-        logits, taps = target.forward(mx.array(chunk), caches)
-        _extend(drafter, taps)
-        if len(prompt) > 1:
-            mx.eval(arrays(caches))
-            mx.clear_cache()
-    choices, logprobs, _ = _synchronise(sampler.choose(logits[-1:], None, sampler.noise(1)), None, False)
-    _, ended = take(choices)
-    sampler.commit(choices)
-    seconds = time.perf_counter() - start
-    yield Prefilled(
-        tuple(choices), logprobs=logprobs, prompt_tokens=len(prompt), seconds=seconds, seed=sampler.seed
-    )
+    logits = reply.prefill(prompt, prefill_step, cancelled)
+    if logits is None:
+        yield Finished(finish_reason="cancelled")
+        return
+    prefilled, ended = reply.first(logits)
+    yield replace(prefilled, prompt_tokens=len(prompt), seconds=time.perf_counter() - start)
 
-    [anchor], count, cycles = choices, 1, 0
+    anchor, count, cycles = prefilled.tokens[0], 1, 0
     while not ended and count != max_tokens:
         if cancelled():
             yield Finished(finish_reason="cancelled")
             return
-        start = time.perf_counter()
-        rows = block_size if drafter is not None else 1
+        rows = 1 if drafter is None else block_size
         rows = rows if max_tokens is None else min(rows, max_tokens - count)
-        block, draft, noise = mx.array([anchor]), None, sampler.noise(rows)
-        if drafter is not None and rows > 1:
-            coupled = None if noise is None else noise[:-1]
-            draft = drafter.propose(anchor, rows, target.embed, target.head, sampler.temperature, coupled)
-            mx.async_eval(draft.tokens)  # The device drafts while Python builds the verify pass.
-            block = mx.concatenate([block, draft.tokens.astype(block.dtype)])
-        try:
-            logits, taps = target.verify(block, caches)
-            choice = sampler.choose(logits, None if draft is None else draft.tokens, noise)
-            waiting = time.perf_counter()
-            choices, logprobs, drafts = _synchronise(choice, draft, cycles == 0)
-            waited = time.perf_counter() - waiting
-            accepted = _accept(choices, drafts)
-            kept, ended = take(choices[: accepted + 1])
-        except BaseException:
-            target.commit(0, rows)
-            raise
-        tokens, accepted = choices[:kept], min(accepted, kept)
-        target.commit(kept, rows)
-        sampler.commit(tokens)
-        _extend(drafter, None if taps is None else taps[:, :kept])
-        if (count + kept) // CLEAR_EVERY > count // CLEAR_EVERY:
+        block, ended = reply.cycle(anchor, rows, check_draft=cycles == 0)
+        if (count + block.committed) // CLEAR_EVERY > count // CLEAR_EVERY:
             mx.clear_cache()
-        anchor, count, cycles = tokens[-1], count + kept, cycles + 1
-        yield Block(
-            tuple(tokens),
-            logprobs=logprobs[:kept],
-            drafted=len(drafts),
-            accepted=accepted,
-            seconds=time.perf_counter() - start,
-            wait_seconds=waited,
-        )
+        anchor, count, cycles = block.tokens[-1], count + block.committed, cycles + 1
+        yield block
     yield Finished(finish_reason="stop" if ended else "length")
 
 
-def _chunks(prompt: Sequence[int], step: int) -> Iterator[list[int]]:
-    """The prompt in chunks, then its last token alone: mlx-lm's own prefill, hence its numbers."""
-    for start in range(0, len(prompt) - 1, step):
-        yield list(prompt[start : min(start + step, len(prompt) - 1)])
-    yield [prompt[-1]]
+@dataclass(frozen=True)
+class _Reply:
+    """The parts of one decoding, and its steps."""
 
+    target: Target
+    caches: list[Cache]
+    sampler: Sampler
+    drafter: Proposer | None
+    take: Take
 
-def _extend(drafter: Proposer | None, taps: mx.array | None) -> None:
-    if drafter is not None and taps is not None:
-        drafter.extend(taps)
-        mx.async_eval(
-            *drafter.arrays
-        )  # Else cycles without a draft would pile up a graph that holds their taps.
+    def prefill(self, prompt: Sequence[int], step: int, cancelled: Callable[[], bool]) -> mx.array | None:
+        """Read the prompt in chunks, then its last token alone, as mlx-lm does: the numbers are the same.
+
+        Returns:
+            Logits of the last row `[1, V]`, or None if cancelled.
+        """
+        for start in range(0, len(prompt) - 1, step):
+            if cancelled():
+                return None
+            chunk = prompt[start : min(start + step, len(prompt) - 1)]
+            _, taps = self.target.forward(mx.array(list(chunk)), self.caches)
+            self._extend(taps)
+            mx.eval(arrays(self.caches))
+            mx.clear_cache()
+        if cancelled():
+            return None
+        logits, taps = self.target.forward(mx.array([prompt[-1]]), self.caches)
+        self._extend(taps)
+        return logits
+
+    def first(self, logits: mx.array) -> tuple[Prefilled, bool]:
+        """Choose the first token; also whether the reply ends with it."""
+        choice = self.sampler.choose(logits, None, self.sampler.noise(1))
+        tokens, logprobs, _ = _synchronise(choice, None, check_draft=False)
+        _, ended = self.take(tokens)
+        self.sampler.commit(tokens)
+        return Prefilled(tuple(tokens), logprobs=logprobs, seed=self.sampler.seed), ended
+
+    def cycle(self, anchor: int, rows: int, *, check_draft: bool) -> tuple[Block, bool]:
+        """Draft, verify, accept and commit one block; also whether the reply ends with it."""
+        start = time.perf_counter()
+        block, draft, noise = mx.array([anchor]), None, self.sampler.noise(rows)
+        if self.drafter is not None and rows > 1:
+            coupled = None if noise is None else noise[:-1]
+            draft = self.drafter.propose(
+                anchor, rows, self.target.embed, self.target.head, self.sampler.temperature, coupled
+            )
+            mx.async_eval(draft.tokens)  # The device drafts while Python builds the verify pass.
+            block = mx.concatenate([block, draft.tokens.astype(block.dtype)])
+        try:
+            logits, taps = self.target.verify(block, self.caches)
+            choice = self.sampler.choose(logits, None if draft is None else draft.tokens, noise)
+            waiting = time.perf_counter()
+            choices, logprobs, drafts = _synchronise(choice, draft, check_draft=check_draft)
+            waited = time.perf_counter() - waiting
+            accepted = _accept(choices, drafts)
+            kept, ended = self.take(choices[: accepted + 1])
+        except BaseException:
+            self.target.commit(0, rows)
+            raise
+        self.target.commit(kept, rows)
+        self.sampler.commit(choices[:kept])
+        self._extend(None if taps is None else taps[:, :kept])
+        event = Block(
+            tuple(choices[:kept]),
+            logprobs=logprobs[:kept],
+            drafted=len(drafts),
+            accepted=min(accepted, kept),
+            seconds=time.perf_counter() - start,
+            wait_seconds=waited,
+        )
+        return event, ended
+
+    def _extend(self, taps: mx.array | None) -> None:
+        if self.drafter is not None and taps is not None:
+            self.drafter.extend(taps)
+            # Else cycles without a draft would pile up a graph that holds their taps.
+            mx.async_eval(*self.drafter.arrays)
 
 
 def _synchronise(
-    choice: Choice, draft: Draft | None, check_draft: bool
+    choice: Choice, draft: Draft | None, *, check_draft: bool
 ) -> tuple[list[int], tuple[TokenLogprob, ...], list[int]]:
     """Wait once for everything that a cycle decides: chosen ids, their log probabilities, draft ids."""
     drafts = mx.array([], dtype=mx.int32) if draft is None else draft.tokens

@@ -2,17 +2,22 @@
 
 import gc
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import mlx.core as mx
 import pytest
 from mlx_lm.generate import generate_step
-from tiny import FAMILIES, VOCAB, Scripted, scripts, tiny_target
+from mlx_lm.models.cache import make_prompt_cache
+from tiny import FAMILIES, VOCAB, WINDOW, WINDOWED, Scripted, scripts, tiny_target
 
-from dflash_mlx.decode import decode
+from dflash_mlx.decode import decode as decode_with
+from dflash_mlx.decode import until
 from dflash_mlx.drafter import Draft
 from dflash_mlx.errors import NumericsError
 from dflash_mlx.events import Block, Event, Finished, Prefilled
+from dflash_mlx.params import SamplingParams
+from dflash_mlx.sampling import Sampler
 from dflash_mlx.target import Target
 from dflash_mlx.target.attach import Mixin, attach
 from dflash_mlx.target.caches import Cache, arrays
@@ -20,6 +25,19 @@ from dflash_mlx.target.caches import Cache, arrays
 CHUNK = 16
 LENGTH = 14
 PROMPTS = {"one token": 1, "a few": 5, "more than a chunk": 2 * CHUNK + 3}
+
+
+def decode(
+    target: Target,
+    caches: list[Cache],
+    prompt: list[int],
+    *,
+    eos: frozenset[int] = frozenset(),
+    **options: Any,
+) -> Iterator[Event]:
+    """Greedy decoding until an eos token."""
+    sampler = Sampler(SamplingParams(), prompt, target.vocab_size)
+    return decode_with(target, caches, prompt, sampler, take=until(eos), **options)
 
 
 def prompt_of(n: int) -> list[int]:
@@ -45,21 +63,61 @@ def plain(target: Target, prompt: list[int], n: int = LENGTH, **options: object)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_mlx_lm_plain_and_speculative_choose_the_same_tokens(family: str, bits: int | None) -> None:
     target = tiny_target(family, bits=bits)
-    accepted = dict.fromkeys(scripts(), 0)
-    rejected = dict.fromkeys(scripts(), 0)
+    replies = []
     for length in PROMPTS.values():
         prompt = prompt_of(length)
-        steps = generate_step(mx.array(prompt), target.model, max_tokens=LENGTH, prefill_step_size=CHUNK)
-        reply = [int(token) for token, _ in steps]
-        assert plain(target, prompt) == reply
-        every = length == PROMPTS["a few"] and bits is None
-        for block_size in range(1, 9) if every else (3, 8):
+        replies.append(mlx_lm_reply(target, prompt))
+        assert plain(target, prompt) == replies[-1]
+    every = range(1, 9) if bits is None else (3, 8)
+    assert_speculation_is_invisible(target, replies, (3, 8), every)
+
+
+@pytest.mark.parametrize("family", WINDOWED)
+def test_windows_are_mlx_lms_up_to_summation_order_and_speculation_is_invisible(family: str) -> None:
+    """Beyond the window mlx-lm's ring adds up the same rows in another order."""
+    target = tiny_target(family)
+    replies = []
+    for length in PROMPTS.values():
+        prompt = prompt_of(length)
+        replies.append(plain(target, prompt))
+        within = max(0, WINDOW - length + 1)  # tokens chosen before a row fell out of the window
+        assert replies[-1][:within] == mlx_lm_reply(target, prompt)[:within]
+        ours, theirs = (
+            logits_of(target, caches, prompt, replies[-1])
+            for caches in (target.make_cache(), make_prompt_cache(target.model))
+        )
+        assert mx.array_equal(ours[:within], theirs[:within])
+        assert mx.allclose(ours, theirs, rtol=0, atol=1e-4)
+    assert_speculation_is_invisible(target, replies, (4,), (2, 5, 8))
+
+
+def mlx_lm_reply(target: Target, prompt: list[int]) -> list[int]:
+    steps = generate_step(mx.array(prompt), target.model, max_tokens=LENGTH, prefill_step_size=CHUNK)
+    return [int(token) for token, _ in steps]
+
+
+def logits_of(target: Target, caches: list[Cache], prompt: list[int], reply: list[int]) -> mx.array:
+    """What each of the reply's tokens was chosen from, `[n, V]`."""
+    for start in range(0, len(prompt) - 1, CHUNK):
+        target.forward(mx.array(prompt[start : min(start + CHUNK, len(prompt) - 1)]), caches)
+    rows = [target.forward(mx.array([token]), caches)[0] for token in [prompt[-1], *reply[:-1]]]
+    return mx.concatenate(rows)
+
+
+def assert_speculation_is_invisible(
+    target: Target, replies: list[list[int]], sizes: Sequence[int], every: Sequence[int]
+) -> None:
+    """The plain replies to `PROMPTS`, whatever the drafts; the second prompt in blocks of `every` size."""
+    accepted = dict.fromkeys(scripts(), 0)
+    rejected = dict.fromkeys(scripts(), 0)
+    for (title, length), reply in zip(PROMPTS.items(), replies, strict=True):
+        for block_size in every if title == "a few" else sizes:
             for name, script in scripts().items():
                 events = list(
                     decode(
                         target,
                         target.make_cache(),
-                        prompt,
+                        prompt_of(length),
                         drafter=Scripted(length, reply, script),
                         block_size=block_size,
                         max_tokens=LENGTH,
@@ -125,7 +183,7 @@ def assert_holds(target: Target, caches: list[Cache], committed: list[int]) -> N
         assert mx.array_equal(a, b)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_5", "qwen3_next"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_5", "qwen3_next", "gemma4"])
 @pytest.mark.parametrize("script", ["right", "wrong", "random", "right until slot 2"])
 def test_caches_hold_exactly_what_was_committed_when_the_caller_stops(family: str, script: str) -> None:
     target = tiny_target(family)
@@ -144,7 +202,7 @@ def test_caches_hold_exactly_what_was_committed_when_the_caller_stops(family: st
         assert drafter.rows == len(seen) - 1
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_5"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_5", "gpt_oss"])
 def test_an_interrupt_in_the_verify_pass_leaves_the_caches_as_they_were(family: str) -> None:
     target = tiny_target(family)
     prompt = prompt_of(6)
@@ -280,12 +338,12 @@ def test_non_finite_target_logits_fail_the_request_and_not_the_next_one() -> Non
 
 def test_memory_returns_to_the_baseline_after_200_requests() -> None:
     target = tiny_target("qwen3_5")
-    prompt = prompt_of(20)
-    reply = plain(target, prompt, 6)
+    prompt = prompt_of(8)
+    reply = plain(target, prompt, 5)
 
     def request() -> None:
-        drafter = Scripted(20, reply, scripts()["right until slot 2"])
-        list(decode(target, target.make_cache(), prompt, drafter=drafter, block_size=4, max_tokens=6))
+        drafter = Scripted(8, reply, scripts()["right until slot 2"])
+        list(decode(target, target.make_cache(), prompt, drafter=drafter, block_size=4, max_tokens=5))
 
     request()
     gc.collect()
@@ -321,5 +379,5 @@ class Growing:
     def extend(self, taps: mx.array) -> None:
         self.total = self.total + taps.sum(axis=1, keepdims=True)
 
-    def propose(self, anchor: int, block_size: int, embed: object, head: object) -> Draft:
+    def propose(self, anchor: int, block_size: int, *_: object) -> Draft:
         return Draft(mx.zeros((block_size - 1,), dtype=mx.int32), mx.array(True))

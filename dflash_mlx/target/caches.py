@@ -1,18 +1,44 @@
 """What a target's caches allow. Their type decides, not the model's name.
 
-Owns the imports of mlx-lm's cache classes.
+Owns the imports of mlx-lm's cache classes; only the window cache's base class is imported elsewhere.
 """
 
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import mlx.core as mx
-from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, _BaseCache
+from mlx import nn
+from mlx.utils import tree_map
+from mlx_lm.models.cache import (
+    ArraysCache,
+    CacheList,
+    ChunkedKVCache,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+    _BaseCache,
+    make_prompt_cache,
+)
 
 from dflash_mlx.errors import UnsupportedTargetError
+from dflash_mlx.target.window import WindowCache
 
 Cache: TypeAlias = Any
 """A cache object of mlx-lm, which ships no types."""
+
+
+def make_cache(model: nn.Module) -> list[Cache]:
+    """A model's empty prompt cache: mlx-lm's, with our window caches in place of its rotating ones."""
+    return [_exact(cache) for cache in make_prompt_cache(model)]
+
+
+def _exact(cache: Cache) -> Cache:
+    if isinstance(cache, CacheList):
+        return CacheList(*(_exact(c) for c in cache.caches))
+    # One that keeps its first tokens for ever is more than a window: it stays, and no drafter is attached.
+    if type(cache) is RotatingKVCache and cache.keep == 0:
+        return WindowCache(cache.max_size)
+    return cache
 
 
 def leaves(caches: Sequence[Cache]) -> Iterator[Cache]:
@@ -34,6 +60,11 @@ def is_recurrent(cache: Cache) -> bool:
     return type(cache) is ArraysCache
 
 
+def row_mask(cache: Cache) -> Any:
+    """The mask of the next row alone, booleans `[1, context + 1]` or None: only a window hides anything."""
+    return next((c.make_mask(1) for c in leaves([cache]) if type(c) is WindowCache), None)
+
+
 def check_rollback(caches: Sequence[Cache], replayed: Sequence[Cache]) -> None:
     """Refuse caches that cannot forget rejected tokens exactly.
 
@@ -47,15 +78,25 @@ def check_rollback(caches: Sequence[Cache], replayed: Sequence[Cache]) -> None:
     covered = {id(c) for c in replayed}
     for layer, cache in enumerate(caches):
         for leaf in leaves([cache]):
-            if type(leaf) is KVCache or id(leaf) in covered:
+            if type(leaf) in (KVCache, WindowCache) or id(leaf) in covered:
                 continue
-            reason = (
-                "no module that updates it was found" if is_recurrent(leaf) else "rejected tokens stay in it"
-            )
             raise UnsupportedTargetError(
                 f"cache {layer} of this target is a {type(leaf).__name__}, which cannot be rolled back "
-                f"({reason}); decode it without a drafter (drafter 'none')"
+                f"({_obstacle(leaf)}); decode it without a drafter (drafter 'none')"
             )
+
+
+def _obstacle(cache: Cache) -> str:
+    """Why a cache cannot be rolled back exactly."""
+    if is_recurrent(cache):
+        return "no module that updates it was found"
+    if type(cache) is RotatingKVCache:
+        return f"besides its window it keeps the first {cache.keep} tokens"
+    if type(cache) is ChunkedKVCache:
+        return "it drops old rows that the rows before a block would still see"
+    if type(cache) is QuantizedKVCache:
+        return "attention over quantized keys gives a block other numbers than its rows alone"
+    return "rejected tokens stay in it"
 
 
 class Checkpoint:
@@ -78,11 +119,16 @@ class Checkpoint:
 
 
 def arrays(caches: Sequence[Cache]) -> list[mx.array]:
-    """What the caches hold, committed rows only; for evaluation and for comparison."""
+    """What the caches hold, for evaluation and for comparison.
+
+    Committed rows only, oldest first; of a window those that the next row sees.
+    """
     held: list[mx.array] = []
     for cache in leaves(caches):
         if is_recurrent(cache):
             held += [a for a in cache.cache if a is not None]
+        elif type(cache) is WindowCache:
+            held += cache.visible()
         elif cache.keys is not None:
             held += [cache.keys[..., : cache.offset, :], cache.values[..., : cache.offset, :]]
     return held
@@ -92,12 +138,5 @@ def fork(cache: Cache) -> Cache:
     """An independent copy of one cache: updates in place must not reach the original."""
     if isinstance(cache, CacheList):
         return CacheList(*(fork(c) for c in cache.caches))
-    copy: Cache
-    if is_recurrent(cache):
-        copy = ArraysCache(len(cache.cache))
-        copy.cache = list(cache.cache)
-        return copy
-    copy = KVCache()
-    if cache.keys is not None:
-        copy.state = (mx.array(cache.keys), mx.array(cache.values), cache.offset)
-    return copy
+    state = tree_map(lambda held: mx.array(held) if isinstance(held, mx.array) else held, cache.state)
+    return type(cache).from_state(state)

@@ -6,7 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from dflash_mlx.target.caches import Cache, is_cache
+from dflash_mlx.target.caches import Cache, is_cache, row_mask
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,9 @@ class Call:
         return self._map(lambda v: v[:, :rows] if _is_rows(v) else v)
 
     def row(self, index: int) -> "Call":
-        """The call on one row, which sees everything before it and so needs no mask."""
-        return self._map(lambda v: v[:, index : index + 1] if _is_rows(v) else None if _is_mask(v) else v)
+        """The call on one row that is the cache's next, under the mask that the cache has for a lone row."""
+        alone = row_mask(self.cache)
+        return self._map(lambda v: v[:, index : index + 1] if _is_rows(v) else alone if _is_mask(v) else v)
 
     def _map(self, change: Callable[[Any], Any]) -> "Call":
         return Call(tuple(map(change, self.args)), {k: change(v) for k, v in self.kwargs.items()})

@@ -10,10 +10,9 @@ from typing import Any, cast
 
 import mlx.core as mx
 from mlx import nn
-from mlx_lm.models.cache import make_prompt_cache
 
 from dflash_mlx.target.attach import Mixin, attach
-from dflash_mlx.target.caches import Cache, fork
+from dflash_mlx.target.caches import Cache, fork, make_cache
 from dflash_mlx.target.call import Call
 
 CONTEXT, ROWS = [0, 1, 2], [3, 4, 5, 6]
@@ -41,7 +40,7 @@ def find_mixers(model: nn.Module, layers: Sequence[nn.Module]) -> tuple[list[Cac
         Its prompt cache after the probe, and its mixers in the order of their calls. Nothing is evaluated.
     """
     found: list[Mixer] = []
-    caches = make_prompt_cache(model)
+    caches = make_cache(model)
     model(mx.array([CONTEXT]), cache=caches)
     children = [c for layer in layers for c in layer.children().values() if isinstance(c, nn.Module)]
     undos = [attach(child, _Witness, _found=found) for child in children]

@@ -4,15 +4,16 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 from mlx import nn
-from mlx_lm.models.cache import make_prompt_cache
 
 from dflash_mlx.config import DrafterConfig
 from dflash_mlx.errors import PairError
-from dflash_mlx.target.caches import Cache, Checkpoint, check_rollback, is_recurrent
+from dflash_mlx.target.caches import Cache, Checkpoint, check_rollback, is_recurrent, make_cache
+from dflash_mlx.target.embedding import embedding_scale
 from dflash_mlx.target.mixers import find_mixers
 from dflash_mlx.target.replay import Tape
 from dflash_mlx.target.rowwise import RowWise, find_branching
 from dflash_mlx.target.taps import Taps
+from dflash_mlx.target.window import LARGEST_BLOCK
 
 
 class Target:
@@ -31,9 +32,12 @@ class Target:
         self.quantized = any(isinstance(m, nn.QuantizedLinear) for m in model.modules())
         self._text = _text_model(model)
         # Lazy: nothing but shapes is asked for, which are right for tied, padded and quantized modules alike.
-        embedded = self.embed(mx.array([[0]]))
+        embedded = self._text.model.embed_tokens(mx.array([[0]]))
         self.hidden_size: int = embedded.shape[-1]
         self.vocab_size: int = self.head(embedded).shape[-1]
+        self._embedding_scale = embedding_scale(
+            model, self._text.model.embed_tokens, self.layers[0], self.hidden_size
+        )
         self._taps: Taps | None = None
         self._tapes: list[Tape] = []
         self._row_wise: list[RowWise] = []
@@ -48,8 +52,7 @@ class Target:
     def embed(self, tokens: mx.array) -> mx.array:
         """Token ids `[B, L]` -> input embeddings `[B, L, H]`, with the target's own scale."""
         embedded: mx.array = self._text.model.embed_tokens(tokens)
-        scale = getattr(self._text.model, "embed_scale", None)
-        return embedded if scale is None else embedded * scale
+        return embedded if self._embedding_scale == 1 else embedded * self._embedding_scale
 
     def head(self, hidden: mx.array) -> mx.array:
         """Final hidden states `[B, L, H]` -> logits `[B, L, V]`; the head may be tied or quantized."""
@@ -76,6 +79,11 @@ class Target:
                     f"this drafter was trained for a target with {name} {theirs}, this target has {ours}; "
                     "pass the drafter made for this target, or drafter 'none'"
                 )
+        if drafter.block_size > LARGEST_BLOCK:
+            raise PairError(
+                f"this drafter drafts blocks of {drafter.block_size} rows, at most {LARGEST_BLOCK} can be "
+                "rolled back; pass another drafter, or drafter 'none'"
+            )
 
     def attach(self, layer_ids: Sequence[int]) -> None:
         """Prepare for speculation: taps on these layers, and a rollback for every cache.
@@ -104,9 +112,8 @@ class Target:
     # --- decoding -----------------------------------------------------------------------------
 
     def make_cache(self) -> list[Cache]:
-        """An empty prompt cache, of mlx-lm's own kinds."""
-        caches: list[Cache] = make_prompt_cache(self.model)
-        return caches
+        """An empty prompt cache: mlx-lm's own kinds, but for sliding windows, which are ours."""
+        return make_cache(self.model)
 
     def forward(self, tokens: mx.array, caches: list[Cache]) -> tuple[mx.array, mx.array | None]:
         """Run over token ids `[L]` that are sure to stay: prompt chunks and plain steps.

@@ -5,14 +5,14 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
-from tiny import FAMILIES, ROW_WISE, tiny_model
+from tiny import EXACT, FAMILIES, WINDOWED, tiny_model
 
 from dflash_mlx.config import DrafterConfig, Rope
 from dflash_mlx.errors import PairError
 from dflash_mlx.target import Target
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *ROW_WISE])
+@pytest.mark.parametrize("family", EXACT)
 def test_attach_changes_no_class_and_no_parameter_and_is_undone(family: str) -> None:
     model = tiny_model(family)
     classes = [type(m) for m in model.modules()]
@@ -99,7 +99,7 @@ def fitting(**changes: object) -> DrafterConfig:
 
 
 @pytest.mark.parametrize("bits", [None, 4])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *WINDOWED])
 def test_a_drafter_for_another_target_is_refused_with_both_numbers(family: str, bits: int | None) -> None:
     target = Target(tiny_model(family, bits=bits))
     target.check_fit(fitting())
@@ -109,3 +109,5 @@ def test_a_drafter_for_another_target_is_refused_with_both_numbers(family: str, 
         target.check_fit(fitting(num_target_layers=64))
     with pytest.raises(PairError, match="vocabulary 151936, this target has 128"):
         target.check_fit(fitting(vocab_size=151936))
+    with pytest.raises(PairError, match="blocks of 64 rows, at most 32 can be rolled back"):
+        target.check_fit(fitting(block_size=64))

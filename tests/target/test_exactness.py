@@ -8,11 +8,12 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from tiny import FAMILIES, Scripted, scripts, tiny_target
+from tiny import FAMILIES, Scripted, scripts, tiny_model, tiny_target
 
 from dflash_mlx.decode import decode
 from dflash_mlx.params import SamplingParams
 from dflash_mlx.sampling import Sampler
+from dflash_mlx.target import Target
 from dflash_mlx.target.attach import Mixin, attach
 from dflash_mlx.target.exactness import EXACT, measure_exactness
 
@@ -39,8 +40,9 @@ def test_a_row_exact_target_is_found_exact(family: str) -> None:
     ("layer", "where"), [(0, "layer 0 or one before"), (2, "layer 2 or one"), (3, "what follows the taps")]
 )
 def test_noise_keyed_by_the_row_count_is_found_and_placed(layer: int, where: str) -> None:
-    target = tiny_target("qwen3_5")
+    target = Target(tiny_model("qwen3_5"))
     attach(target.layers[layer], RowCountNoise, _scale=1e-5)
+    target.attach([0, 2])
     found = measure_exactness(target, [2, 5], (0, 2))
     assert found.startswith(f"not exact: with 2 rows in a pass, {where}")
 

@@ -5,15 +5,25 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from tiny import FAMILIES, ROW_WISE, VOCAB, WINDOWED, tiny_model, tiny_target
+from mlx_lm.models.cache import (
+    CacheList,
+    ChunkedKVCache,
+    ConcatenateKVCache,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+)
+from tiny import EXACT, FAMILIES, VOCAB, WINDOW, WINDOWED, tiny_model, tiny_target
 
 from dflash_mlx.errors import UnsupportedTargetError
 from dflash_mlx.target import Target
 from dflash_mlx.target.attach import Mixin, attach
 from dflash_mlx.target.caches import arrays, check_rollback
+from dflash_mlx.target.rowwise import RowWise
+from dflash_mlx.target.window import WindowCache
 
 BLOCK = 8
-EXACT = [*FAMILIES, *ROW_WISE]
+KEEPS = [8, 1, 2, 7, 3, 4, 6, 5, 1, 1, 8]
 
 
 def tokens(n: int, seed: int = 0) -> list[int]:
@@ -24,12 +34,30 @@ def tokens(n: int, seed: int = 0) -> list[int]:
 @pytest.mark.parametrize("bits", [None, 4, 8])
 @pytest.mark.parametrize("family", EXACT)
 def test_verify_rows_and_caches_equal_one_token_at_a_time(family: str, bits: int | None) -> None:
-    target = tiny_target(family, bits=bits)
+    assert_exact(tiny_target(family, bits=bits), context=12, keeps=KEEPS)
+
+
+@pytest.mark.parametrize("context", [1, WINDOW - 3, WINDOW, WindowCache.align + WINDOW - 6])
+@pytest.mark.parametrize("family", WINDOWED)
+def test_windows_are_exact_in_contexts_of_any_length(family: str, context: int) -> None:
+    """Shorter than the window, as long, and where the keys that a block is handed start at a later row."""
+    assert_exact(tiny_target(family), context=context, keeps=[3, 8, 1, 5])
+
+
+@pytest.mark.parametrize("family", ["gemma3", "gemma4", "gpt_oss"])
+def test_windows_are_exact_when_their_buffer_is_compacted_in_every_other_block(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WindowCache, "step", 11)
+    monkeypatch.setattr(WindowCache, "align", 4)
+    assert_exact(tiny_target(family), context=12, keeps=KEEPS)
+
+
+def assert_exact(target: Target, context: int, keeps: list[int]) -> None:
     block_caches, cold_caches = target.make_cache(), target.make_cache()
-    context = mx.array(tokens(12))
-    target.forward(context, block_caches)
-    target.forward(context, cold_caches)
-    for cycle, keep in enumerate([8, 1, 2, 7, 3, 4, 6, 5, 1, 1, 8]):
+    target.forward(mx.array(tokens(context)), block_caches)
+    target.forward(mx.array(tokens(context)), cold_caches)
+    for cycle, keep in enumerate(keeps):
         block = tokens(BLOCK, seed=cycle + 1)
         logits, taps = target.verify(mx.array(block), block_caches)
         target.commit(keep, BLOCK)
@@ -87,13 +115,41 @@ def test_row_wise_runs_exactly_where_a_module_branches_on_a_single_row() -> None
     }
     assert found.pop("deepseek_v3") == {"DeepseekV3Attention"}
     assert found.pop("falcon_h1") == {"FalconH1Mixer"}
-    assert found == {family: set() for family in FAMILIES}
+    assert found == {family: set() for family in [*FAMILIES, *WINDOWED]}
 
 
-@pytest.mark.parametrize("family", WINDOWED)
-def test_a_cache_that_keeps_rejected_tokens_is_refused(family: str) -> None:
-    target = Target(tiny_model(family))
-    with pytest.raises(UnsupportedTargetError, match=r"cache 0 .* RotatingKVCache.*'none'"):
+@pytest.mark.parametrize("context", [12, WindowCache.align + WINDOW - 6])
+def test_windowed_attention_is_exact_row_by_row_too(context: int) -> None:
+    target = tiny_target("gemma3")
+    target._row_wise = [RowWise(layer.self_attn) for layer in target.layers]
+    assert_exact(target, context, keeps=[3, 8, 1])
+
+
+@pytest.mark.parametrize(
+    ("cache", "reason"),
+    [
+        (RotatingKVCache(max_size=8, keep=4), "besides its window it keeps the first 4 tokens"),
+        (ChunkedKVCache(8), "drops old rows"),
+        (QuantizedKVCache(), "attention over quantized keys"),
+        (ConcatenateKVCache(), "rejected tokens stay in it"),
+    ],
+)
+def test_a_cache_that_cannot_be_rolled_back_is_refused_in_one_line(cache: Any, reason: str) -> None:
+    for caches in ([KVCache(), cache], [KVCache(), CacheList(WindowCache(8), cache)]):
+        with pytest.raises(UnsupportedTargetError) as refused:
+            check_rollback(caches, replayed=[])
+        message = str(refused.value)
+        assert message.startswith(f"cache 1 of this target is a {type(cache).__name__}, ")
+        assert reason in message
+        assert "'none'" in message
+        assert "\n" not in message
+
+
+def test_a_target_whose_windows_keep_their_first_tokens_still_decodes_plainly() -> None:
+    model = tiny_model("gemma3")
+    model.make_cache = lambda: [RotatingKVCache(max_size=WINDOW, keep=2) for _ in model.layers]
+    target = Target(model)
+    with pytest.raises(UnsupportedTargetError, match=r"cache 0 .* RotatingKVCache.*first 2 tokens.*'none'"):
         target.attach([0])
     logits, taps = target.forward(mx.array(tokens(3)), target.make_cache())
     assert logits.shape == (3, VOCAB)
