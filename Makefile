@@ -14,7 +14,7 @@ demo:  ## set everything up, complete a piece of code, show what speculation gai
 
 test:  ## set everything up and run the tests
 	@scripts/bootstrap.sh --dev
-	@.venv/bin/python -m pytest
+	@.venv/bin/python -m pytest --numprocesses auto --maxprocesses 4
 
 lint:  ## style, format and types
 	@scripts/bootstrap.sh --dev

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     )
     from dflash_mlx.events import Block, Event, Finished, Prefilled
     from dflash_mlx.params import SamplingParams
-    from dflash_mlx.session import Result, Session, load
+    from dflash_mlx.result import Result
+    from dflash_mlx.session import Session, load
 
 __version__ = "0.1.0"
 
@@ -44,7 +45,8 @@ _HOMES = {
     ),
     "events": ("Block", "Event", "Finished", "Prefilled"),
     "params": ("SamplingParams",),
-    "session": ("Result", "Session", "load"),
+    "result": ("Result",),
+    "session": ("Session", "load"),
 }
 
 __all__ = [

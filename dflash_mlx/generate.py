@@ -12,7 +12,8 @@ from dflash_mlx.chat_template import LEVELS
 from dflash_mlx.errors import DFlashError, UsageError
 from dflash_mlx.events import Block, Event
 from dflash_mlx.params import SamplingParams
-from dflash_mlx.session import Result, collect, load
+from dflash_mlx.result import Result, collect
+from dflash_mlx.session import load
 from dflash_mlx.target.exactness import EXACT
 from dflash_mlx.text import printable
 

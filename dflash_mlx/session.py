@@ -1,9 +1,8 @@
 """A loaded pair: prompts in, events out. Owns the tokenizer; everything below knows token ids only."""
 
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 from dflash_mlx import hub
@@ -11,9 +10,10 @@ from dflash_mlx.chat_template import render
 from dflash_mlx.decode import Proposer, decode
 from dflash_mlx.drafter import Drafter, DrafterModel, load_drafter
 from dflash_mlx.errors import PairError, UsageError, WrongThreadError, memory_errors
-from dflash_mlx.events import Block, Event, Finished, FinishReason, Prefilled, TokenLogprob
+from dflash_mlx.events import Event, Finished
 from dflash_mlx.pairs import EMBEDDED
 from dflash_mlx.params import SamplingParams
+from dflash_mlx.result import Result, collect
 from dflash_mlx.sampling import Sampler
 from dflash_mlx.target import Target, load_target
 from dflash_mlx.target.exactness import EXACT, measure_exactness
@@ -25,48 +25,6 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 
 QUANTIZED_BLOCK = 5
 """Rows beyond which MLX's quantized matmul reads the weights a second time."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """A whole reply.
-
-    Attributes:
-        tokens: ids of the reply; the last one is the end-of-sequence token if the target chose it.
-        text: the answer; contains neither the end-of-sequence token nor a stop string.
-        reasoning: the thinking before it, if the model's template marks it.
-        seed: with the same settings it gives the same reply.
-        logprobs: one per token, if they were asked for.
-        cycles: one per verify pass.
-        prefill_seconds, decode_seconds: time to the first token, and from there to the end.
-    """
-
-    tokens: tuple[int, ...]
-    text: str
-    reasoning: str
-    finish_reason: FinishReason
-    prompt_tokens: int
-    cycles: tuple[Block, ...]
-    prefill_seconds: float
-    decode_seconds: float
-    seed: int
-    logprobs: tuple[TokenLogprob, ...]
-
-    @property
-    def tau(self) -> float | None:
-        """Acceptance length: mean tokens per verify cycle, bonus included, over cycles with a draft."""
-        drafted = [cycle.accepted + 1 for cycle in self.cycles if cycle.drafted]
-        return sum(drafted) / len(drafted) if drafted else None
-
-    @property
-    def prefill_tokens_per_second(self) -> float:
-        """Prompt tokens per second."""
-        return self.prompt_tokens / self.prefill_seconds if self.prefill_seconds else 0.0
-
-    @property
-    def decode_tokens_per_second(self) -> float:
-        """Tokens after the first per second."""
-        return (len(self.tokens) - 1) / self.decode_seconds if len(self.tokens) > 1 else 0.0
 
 
 class Session:
@@ -192,7 +150,7 @@ class Session:
         )
 
     def cancel(self) -> None:
-        """End the latest stream after its current block or prompt chunk; may be called from any thread."""
+        """End what is running after its current block or prompt chunk; may be called from any thread."""
         self._cancelled.set()
 
     @property
@@ -271,44 +229,6 @@ class Session:
 
 def _all(prompt: object, kind: type) -> bool:
     return isinstance(prompt, Sequence) and all(isinstance(item, kind) for item in prompt)
-
-
-def collect(events: Iterator[Event]) -> Result:
-    """Drain a stream into a `Result`."""
-    tokens: list[int] = []
-    text: list[str] = []
-    reasoning: list[str] = []
-    logprobs: list[TokenLogprob] = []
-    cycles: list[Block] = []
-    seed = 0
-    reason: FinishReason = "cancelled"
-    prompt_tokens, prefill_seconds, first, last = 0, 0.0, 0.0, 0.0
-    for event in events:
-        last = time.perf_counter()
-        tokens += event.tokens
-        text.append(event.text)
-        reasoning.append(event.reasoning)
-        logprobs += event.logprobs
-        match event:
-            case Prefilled():
-                prompt_tokens, seed = event.prompt_tokens, event.seed
-                prefill_seconds, first = event.seconds, last
-            case Block():
-                cycles.append(event)
-            case Finished():
-                reason = event.finish_reason
-    return Result(
-        tokens=tuple(tokens),
-        text="".join(text),
-        reasoning="".join(reasoning),
-        finish_reason=reason,
-        prompt_tokens=prompt_tokens,
-        cycles=tuple(cycles),
-        prefill_seconds=prefill_seconds,
-        decode_seconds=last - first,
-        seed=seed,
-        logprobs=tuple(logprobs),
-    )
 
 
 def load(

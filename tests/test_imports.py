@@ -20,7 +20,7 @@ LAYERS: tuple[set[str], ...] = (
     {"kernels", "hub"},
     {"drafter", "target"},
     {"sampling", "schedule"},
-    {"decode"},
+    {"decode", "result"},
     {"text", "prefix_cache"},
     {"chat_template"},
     {"session"},
