@@ -6,7 +6,7 @@ from rejection import rejection_cycles
 
 from dflash_mlx import SamplingParams, Session
 
-TOKENS = 64
+TOKENS = 48
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
@@ -15,14 +15,14 @@ def test_tau_is_not_below_that_of_rejection_sampling(
 ) -> None:
     ours: list[int] = []
     theirs: list[int] = []
-    for seed, prompt in enumerate(held_out):
+    for seed, prompt in enumerate(held_out[:10]):
         params = SamplingParams(max_tokens=TOKENS, temperature=temperature, top_p=0.95, seed=seed)
         cycles = pair.generate(prompt, params).cycles
         ours += [c.accepted + 1 for c in cycles if c.drafted == 4]
         theirs += rejection_cycles(pair, pair.encode(prompt), params, TOKENS)
     print(f"T {temperature}: tau {np.mean(ours):.2f}, rejection sampling {np.mean(theirs):.2f}")
-    # A thousand cycles leave an error of about 0.04 in each mean.
-    assert np.mean(ours) > np.mean(theirs) - 0.1
+    # Three hundred cycles leave an error of about 0.07 in each mean.
+    assert np.mean(ours) > np.mean(theirs) - 0.15
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.5])
