@@ -10,7 +10,7 @@ from typing import Any
 from dflash_mlx import __version__
 from dflash_mlx.chat_template import LEVELS
 from dflash_mlx.errors import DFlashError, UsageError
-from dflash_mlx.events import Block, Event
+from dflash_mlx.events import Event
 from dflash_mlx.params import SamplingParams
 from dflash_mlx.result import Result, collect
 from dflash_mlx.session import load
@@ -107,13 +107,17 @@ def _run(args: argparse.Namespace) -> int:
     if not args.json:
         for note in session.notes:
             print(note, file=sys.stderr)
-        events = _printed(events, per_cycle=args.stats)
+        events = _printed(events)
     result = collect(_until_interrupted(events))
     if args.json:
         print(json.dumps(to_json(result)))
     else:
         print(flush=True)
+        for line in _cycles(result) if args.stats else []:
+            print(line, file=sys.stderr)
         print(statistics(result, session.exactness), file=sys.stderr)
+        if args.temperature:
+            print(f"seed {result.seed}", file=sys.stderr)
     return INTERRUPTED if result.finish_reason == "cancelled" else 0
 
 
@@ -122,19 +126,13 @@ def _messages(system: str | None, text: str) -> list[dict[str, str]]:
     return [*first, {"role": "user", "content": text}]
 
 
-def _printed(events: Iterator[Event], *, per_cycle: bool) -> Iterator[Event]:
+def _printed(events: Iterator[Event]) -> Iterator[Event]:
     """Print the answer as it comes; thinking goes to standard error, so that a pipe gets the answer alone."""
     for event in events:
         for stream, text in ((sys.stderr, event.reasoning), (sys.stdout, event.text)):
             # A terminal obeys what a model writes, a file does not.
             stream.write(printable(text) if stream.isatty() else text)
             stream.flush()
-        if per_cycle and isinstance(event, Block):
-            milliseconds = 1e3 * event.seconds
-            print(
-                f"[drafted {event.drafted}, accepted {event.accepted}, {milliseconds:.1f} ms]",
-                file=sys.stderr,
-            )
         yield event
 
 
@@ -146,12 +144,19 @@ def _until_interrupted(events: Iterator[Event]) -> Iterator[Event]:
         return
 
 
+def _cycles(result: Result) -> Iterator[str]:
+    """A line for every verify cycle."""
+    for number, cycle in enumerate(result.cycles, 1):
+        counts = f"drafted {cycle.drafted}, accepted {cycle.accepted}, committed {cycle.committed}"
+        yield f"cycle {number}: {counts}, {1e3 * cycle.seconds:.1f} ms"
+
+
 def statistics(result: Result, exactness: str) -> str:
     """What a person wants to know about a reply, in a few lines."""
     lines = [
         f"prompt {result.prompt_tokens} tokens at {result.prefill_tokens_per_second:.1f} tokens/s, "
         f"reply {len(result.tokens)} tokens at {result.decode_tokens_per_second:.1f} tokens/s "
-        f"({result.finish_reason}), peak memory {peak_memory() / 1e9:.2f} GB, seed {result.seed}"
+        f"({result.finish_reason}), peak memory {peak_memory() / 1e9:.2f} GB"
     ]
     if exactness != EXACT:
         lines.append(exactness)

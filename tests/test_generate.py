@@ -88,3 +88,24 @@ def test_ctrl_c_keeps_the_partial_text_and_exits_130() -> None:
     assert process.returncode == 130
     assert "cancelled" in stderr
     assert "Traceback" not in stderr
+
+
+def test_sampling_options_reach_the_sampler_and_the_seed_gives_the_reply_again() -> None:
+    options = ("class Queue:\n", "--temperature", "0.9", "--top-k", "30", "--max-tokens", "12", "--json")
+    first = json.loads(run(*options).stdout)
+    again = json.loads(run(*options, "--seed", str(first["seed"]), "--plain").stdout)
+    other = json.loads(run(*options, "--seed", str((first["seed"] + 1) % 2**32)).stdout)
+    assert again["tokens"] == first["tokens"]
+    assert other["tokens"] != first["tokens"]
+
+
+def test_stop_system_and_stats() -> None:
+    done = run("items = []\n", "--system", "class Stack:\n", "--stop", "\n", "--max-tokens", "40", "--stats")
+    assert done.returncode == 0
+    assert done.stdout.count("\n") == 1  # the one that ends the output
+    assert "(stop)" in done.stderr
+    assert "cycle 1: drafted" in done.stderr or "reply 1 tokens" in done.stderr
+    refused = run("x", "--raw", "--system", "y")
+    assert refused.returncode == 2
+    assert "leave out --system and --reasoning" in refused.stderr
+    assert "offers no levels" in run("x", "--reasoning", "low").stderr
