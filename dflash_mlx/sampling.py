@@ -63,7 +63,8 @@ class Sampler:
         self._reply: list[int] = []
         # Padding with a token that is there anyway changes nothing: the penalty counts tokens once.
         self._recent = [prompt[0]] * REPETITION_CONTEXT + list(prompt[-REPETITION_CONTEXT:])
-        self._counts = np.zeros(vocab_size, dtype=np.float32)
+        penalised = params.presence_penalty or params.frequency_penalty
+        self._counts = np.zeros(vocab_size, dtype=np.float32) if penalised else None
         self._allowed = None if known is None or known >= vocab_size else mx.arange(vocab_size) < known
         self._bias = self._bias_row()
 
@@ -102,7 +103,8 @@ class Sampler:
         self._position += len(tokens)
         self._reply += tokens
         self._recent = (self._recent + list(tokens))[-REPETITION_CONTEXT:]
-        np.add.at(self._counts, list(tokens), 1)
+        if self._counts is not None:
+            np.add.at(self._counts, list(tokens), 1)
 
     # --- logits ---------------------------------------------------------------------------------
 
@@ -145,7 +147,7 @@ class Sampler:
             penalty = params.repetition_penalty
             seen = mx.where(seen < 0, seen * penalty, seen / penalty)
             logits = mx.put_along_axis(logits, window, seen.astype(logits.dtype), axis=-1)
-        if params.presence_penalty or params.frequency_penalty:
+        if self._counts is not None:
             counts = mx.broadcast_to(mx.array(self._counts), logits.shape)
             if drafts is not None:
                 drafted = (drafts[:, None] == mx.arange(self.vocab_size)).astype(mx.float32)  # [L - 1, V]

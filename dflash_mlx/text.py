@@ -65,11 +65,20 @@ class Reply:
         """
         if self._ended:
             return 0, True
+        if not self._stop:
+            return self._take_unread(tokens)
         for count, token in enumerate(tokens, 1):
             self._ended = token in self._eos or self._read(self._detokenizer.add([token]))
             if self._ended:
                 return count, True
         return len(tokens), False
+
+    def _take_unread(self, tokens: Sequence[int]) -> tuple[int, bool]:
+        """The same where no text can end the reply: a block decodes at the cost of one token."""
+        end = next((i for i, token in enumerate(tokens) if token in self._eos), None)
+        self._ended = end is not None
+        self._read(self._detokenizer.add(tokens[:end]))
+        return (len(tokens), False) if end is None else (end + 1, True)
 
     def drain(self) -> tuple[str, str]:
         """Answer and reasoning since the last call: whole characters that no later token can take back."""
@@ -130,10 +139,7 @@ class Detokenizer:
 
     def add(self, ids: Sequence[int]) -> str:
         """The whole characters that these ids complete."""
-        return "".join(map(self._add, ids))
-
-    def _add(self, token: int) -> str:
-        self._tail.append(token)
+        self._tail += ids
         new = self._new()
         # A token may end one character and begin the next; the first of them need not wait.
         whole = new.rstrip(REPLACEMENT)
