@@ -136,7 +136,7 @@ case $installed in
 esac
 echo "dflash-chat: installing into .venv (Python $version), the first time takes a minute or two" >&2
 if [ "$mode" = --dev ]; then
-    install --editable '.[dev]'
+    install --editable '.[dev,metal-tests]'
     # The authors' implementation, to compare with. Its own dependencies pin other releases than
     # ours; what its MLX part imports is here already.
     install --no-deps dflash==0.1.0

@@ -214,7 +214,7 @@ def test_installs_once(linux: Machine) -> None:
     assert linux.run().returncode == 0
     assert linux.pip_calls() == ["--editable ."]
     assert linux.run("--dev").returncode == 0
-    assert linux.pip_calls() == ["--editable .[dev]", "--no-deps dflash==0.1.0"]
+    assert linux.pip_calls() == ["--editable .[dev,metal-tests]", "--no-deps dflash==0.1.0"]
     for arguments in ([], ["--dev"]):  # what the tests need includes what the demo needs
         done = linux.run(*arguments)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
