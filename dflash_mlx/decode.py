@@ -1,10 +1,10 @@
 """Draft, verify, accept, commit: the loop. Knows token ids only, no text.
 
-Plain decoding is the same loop with blocks of one row and no drafter.
+Plain decoding has blocks of one row and no drafter, and chooses by the same sampler.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -12,9 +12,9 @@ import mlx.core as mx
 
 from dflash_mlx.drafter import Draft, Embed, Head
 from dflash_mlx.errors import NumericsError
-from dflash_mlx.events import Block, Event, Finished, Prefilled, TokenLogprob
+from dflash_mlx.events import Block, Event, Finished, FinishReason, Prefilled, TokenLogprob
 from dflash_mlx.sampling import Choice, Sampler
-from dflash_mlx.target.caches import Cache, arrays
+from dflash_mlx.target.caches import Cache, Checkpoint, arrays
 from dflash_mlx.target.target import Target
 
 CLEAR_EVERY = 256
@@ -22,6 +22,8 @@ CLEAR_EVERY = 256
 
 Take = Callable[[Sequence[int]], tuple[int, bool]]
 """Newly chosen tokens -> how many of them belong to the reply, and whether it ends with the last of those."""
+
+Blocks = Generator[Block, None, FinishReason]
 
 
 class Proposer(Protocol):
@@ -76,8 +78,9 @@ def decode(
 ) -> Iterator[Event]:
     """Decode one reply: one `Prefilled`, one `Block` per verify cycle, one `Finished`.
 
-    Whenever an event is handed out, and after any exit, `caches` hold exactly the prompt and the committed
-    tokens but the last one, and the drafter has taken in exactly those rows.
+    After any exit, also when the caller stops iterating, `caches` hold exactly the prompt and the committed
+    tokens but the last one, and the drafter has taken in exactly those rows. With a drafter that is so
+    whenever an event is handed out.
 
     Args:
         target: with `attach` done if there is a drafter.
@@ -102,19 +105,22 @@ def decode(
     prefilled, ended = reply.first(logits)
     yield replace(prefilled, prompt_tokens=len(prompt), seconds=time.perf_counter() - start)
 
-    anchor, count, cycles = prefilled.tokens[0], 1, 0
-    while not ended and count != max_tokens:
-        if cancelled():
-            yield Finished(finish_reason="cancelled")
-            return
-        rows = 1 if drafter is None else block_size
-        rows = rows if max_tokens is None else min(rows, max_tokens - count)
-        block, ended = reply.cycle(anchor, rows, check_draft=cycles == 0)
-        if (count + block.committed) // CLEAR_EVERY > count // CLEAR_EVERY:
-            mx.clear_cache()
-        anchor, count, cycles = block.tokens[-1], count + block.committed, cycles + 1
-        yield block
-    yield Finished(finish_reason="stop" if ended else "length")
+    reason: FinishReason = "stop" if ended else "length"
+    if not ended and max_tokens != 1:
+        [anchor] = prefilled.tokens
+        if drafter is None:
+            reason = yield from reply.plainly(anchor, max_tokens, cancelled)
+        else:
+            reason = yield from reply.speculatively(anchor, block_size, max_tokens, cancelled)
+    yield Finished(finish_reason=reason)
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """A forward pass over one row that is under way, and where the caches stood before it."""
+
+    checkpoint: Checkpoint
+    logits: mx.array
 
 
 @dataclass(frozen=True)
@@ -149,17 +155,74 @@ class _Reply:
 
     def first(self, logits: mx.array) -> tuple[Prefilled, bool]:
         """Choose the first token; also whether the reply ends with it."""
-        choice = self.sampler.choose(logits, None, self.sampler.noise(1))
-        tokens, logprobs, _ = _synchronise(choice, None, check_draft=False)
+        tokens, logprobs, _ = _Decision(self.sampler.choose(logits, None, self.sampler.noise(1))).wait()
         _, ended = self.take(tokens)
         self.sampler.commit(tokens)
         return Prefilled(tuple(tokens), logprobs=logprobs, seed=self.sampler.seed), ended
+
+    def speculatively(
+        self, anchor: int, block_size: int, max_tokens: int | None, cancelled: Callable[[], bool]
+    ) -> Blocks:
+        """Verify cycles after the first token, the anchor, until the reply ends; returns why."""
+        count, cycles, ended = 1, 0, False
+        while not ended and count != max_tokens:
+            if cancelled():
+                return "cancelled"
+            rows = block_size if max_tokens is None else min(block_size, max_tokens - count)
+            block, ended = self.cycle(anchor, rows, check_draft=cycles == 0)
+            anchor, count, cycles = block.tokens[-1], count + block.committed, cycles + 1
+            _release_buffers(count, block.committed)
+            yield block
+        return "stop" if ended else "length"
+
+    def plainly(self, anchor: int, max_tokens: int | None, cancelled: Callable[[], bool]) -> Blocks:
+        """The same with one row a cycle: the next pass is under way before the host knows this one's token.
+
+        So Python's share of a step costs no time, as in mlx-lm. A pass too many is undone at the end.
+        """
+        count, ended = 1, False
+        ahead: _Pass | None = self._launch(mx.array([anchor]))
+        try:
+            while ahead is not None:
+                if cancelled():
+                    return "cancelled"
+                start = time.perf_counter()
+                decision = _Decision(self.sampler.choose(ahead.logits, None, self.sampler.noise(1)))
+                count += 1
+                following = None if count == max_tokens else self._launch(decision.choice.tokens)
+                waiting = time.perf_counter()
+                tokens, logprobs, _ = decision.wait()
+                waited = time.perf_counter() - waiting
+                _, ended = self.take(tokens)
+                self.sampler.commit(tokens)
+                ahead = following
+                _release_buffers(count, 1)
+                seconds = time.perf_counter() - start
+                yield Block(tuple(tokens), logprobs=logprobs, seconds=seconds, wait_seconds=waited)
+                if ended:
+                    return "stop"
+            return "length"
+        finally:
+            if ahead is not None:
+                ahead.checkpoint.restore(0)
+
+    def _launch(self, token: mx.array) -> _Pass:
+        """Start a pass over one token `[1]`, which need not be known yet."""
+        checkpoint = Checkpoint(self.caches)
+        try:
+            logits, _ = self.target.forward(token, self.caches)
+        except BaseException:
+            checkpoint.restore(0)
+            raise
+        mx.async_eval(logits)
+        return _Pass(checkpoint, logits)
 
     def cycle(self, anchor: int, rows: int, *, check_draft: bool) -> tuple[Block, bool]:
         """Draft, verify, accept and commit one block; also whether the reply ends with it."""
         start = time.perf_counter()
         block, draft, noise = mx.array([anchor]), None, self.sampler.noise(rows)
-        if self.drafter is not None and rows > 1:
+        assert self.drafter is not None
+        if rows > 1:
             coupled = None if noise is None else noise[:-1]
             draft = self.drafter.propose(
                 anchor, rows, self.target.embed, self.target.head, self.sampler.temperature, coupled
@@ -170,7 +233,7 @@ class _Reply:
             logits, taps = self.target.verify(block, self.caches)
             choice = self.sampler.choose(logits, None if draft is None else draft.tokens, noise)
             waiting = time.perf_counter()
-            choices, logprobs, drafts = _synchronise(choice, draft, check_draft=check_draft)
+            choices, logprobs, drafts = _Decision(choice, draft, check_draft=check_draft).wait()
             waited = time.perf_counter() - waiting
             accepted = _accept(choices, drafts)
             kept, ended = self.take(choices[: accepted + 1])
@@ -197,25 +260,41 @@ class _Reply:
             mx.async_eval(*self.drafter.arrays)
 
 
-def _synchronise(
-    choice: Choice, draft: Draft | None, *, check_draft: bool
-) -> tuple[list[int], tuple[TokenLogprob, ...], list[int]]:
-    """Wait once for everything that a cycle decides: chosen ids, their log probabilities, draft ids."""
-    drafts = mx.array([], dtype=mx.int32) if draft is None else draft.tokens
-    drafts_finite = mx.array(True) if draft is None or not check_draft else draft.finite
-    parts = (choice.tokens, drafts, mx.stack([choice.finite, drafts_finite]))
-    synced = mx.concatenate([part.astype(mx.int32) for part in parts])
-    mx.async_eval(synced, *choice.arrays)
-    values: Any = synced.tolist()
-    *ids, target_ok, drafts_ok = values
-    if not target_ok:
-        raise NumericsError("the target's logits are not finite; are its weights damaged?")
-    if not drafts_ok:
-        raise NumericsError(
-            "the drafter's logits are not finite; are its weights damaged, or its activations float16?"
-        )
-    rows = choice.tokens.shape[0]
-    return ids[:rows], _logprobs(ids[:rows], choice), ids[rows:]
+def _release_buffers(count: int, committed: int) -> None:
+    """Give MLX's unused buffers back now and then."""
+    if count // CLEAR_EVERY > (count - committed) // CLEAR_EVERY:
+        mx.clear_cache()
+
+
+class _Decision:
+    """Everything that a cycle decides, on its way to the host: it is waited for once."""
+
+    def __init__(self, choice: Choice, draft: Draft | None = None, *, check_draft: bool = False) -> None:
+        self.choice = choice
+        flags = [choice.finite] if draft is None or not check_draft else [choice.finite, draft.finite]
+        self._flags = len(flags)
+        ids = [choice.tokens] if draft is None else [choice.tokens, draft.tokens]
+        parts = [*ids, *(flag[None] for flag in flags)]
+        self._synced = mx.concatenate([part.astype(mx.int32) for part in parts])
+        # Started by itself: waiting for an array waits for all that was started with it.
+        mx.async_eval(self._synced, *choice.arrays)
+
+    def wait(self) -> tuple[list[int], tuple[TokenLogprob, ...], list[int]]:
+        """Chosen ids, their log probabilities if asked for, and draft ids.
+
+        Raises:
+            NumericsError: some logits are not finite.
+        """
+        values: Any = self._synced.tolist()
+        ids, (target_ok, *draft_ok) = values[: -self._flags], values[-self._flags :]
+        if not target_ok:
+            raise NumericsError("the target's logits are not finite; are its weights damaged?")
+        if not all(draft_ok):
+            raise NumericsError(
+                "the drafter's logits are not finite; are its weights damaged, or its activations float16?"
+            )
+        rows = self.choice.tokens.shape[0]
+        return ids[:rows], _logprobs(ids[:rows], self.choice), ids[rows:]
 
 
 def _logprobs(tokens: list[int], choice: Choice) -> tuple[TokenLogprob, ...]:
