@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import mlx.core as mx
+
 from dflash_mlx import __version__
 from dflash_mlx.chat_template import LEVELS
 from dflash_mlx.errors import DFlashError, UsageError
@@ -196,8 +198,6 @@ def to_json(result: Result) -> dict[str, Any]:
 
 def peak_memory() -> int:
     """Bytes that MLX held at most in this process."""
-    import mlx.core as mx
-
     return mx.get_peak_memory()
 
 

@@ -21,6 +21,7 @@ class Target:
 
     Attributes:
         model: the mlx-lm model.
+        text: the part of it that holds the decoder as `model` and, unless tied, `lm_head`.
         context_length: positions that it was made for, or None where its config does not say.
         quantized: whether any linear layer is quantized.
         hidden_size, vocab_size: width of the residual stream and of the logits.
@@ -30,13 +31,13 @@ class Target:
         self.model = model
         self.context_length = context_length
         self.quantized = any(isinstance(m, nn.QuantizedLinear) for m in model.modules())
-        self._text = _text_model(model)
+        self.text = _text_model(model)
         # Lazy: nothing but shapes is asked for, which are right for tied, padded and quantized modules alike.
-        embedded = self._text.model.embed_tokens(mx.array([[0]]))
+        embedded = self.text.model.embed_tokens(mx.array([[0]]))
         self.hidden_size: int = embedded.shape[-1]
         self.vocab_size: int = self.head(embedded).shape[-1]
         self._embedding_scale = embedding_scale(
-            model, self._text.model.embed_tokens, self.layers[0], self.hidden_size
+            model, self.text.model.embed_tokens, self.layers[0], self.hidden_size
         )
         self._taps: Taps | None = None
         self._tapes: list[Tape] = []
@@ -51,12 +52,12 @@ class Target:
 
     def embed(self, tokens: mx.array) -> mx.array:
         """Token ids `[B, L]` -> input embeddings `[B, L, H]`, with the target's own scale."""
-        embedded: mx.array = self._text.model.embed_tokens(tokens)
+        embedded: mx.array = self.text.model.embed_tokens(tokens)
         return embedded if self._embedding_scale == 1 else embedded * self._embedding_scale
 
     def head(self, hidden: mx.array) -> mx.array:
         """Final hidden states `[B, L, H]` -> logits `[B, L, V]`; the head may be tied or quantized."""
-        head = self._text.lm_head if "lm_head" in self._text else self._text.model.embed_tokens.as_linear
+        head = self.text.lm_head if "lm_head" in self.text else self.text.model.embed_tokens.as_linear
         logits: mx.array = head(hidden)
         return logits
 

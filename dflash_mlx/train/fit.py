@@ -241,8 +241,7 @@ def new_drafter(config: DrafterConfig, target: Target, seed: int) -> DrafterMode
             if name in layer:
                 projection = layer[name].kernel_projection
                 projection.weight = mx.zeros_like(projection.weight)
-    text = target.model.language_model if "language_model" in target.model else target.model
-    _copy_fitting(model.norm, text.model.norm)
+    _copy_fitting(model.norm, target.text.model.norm)
     hidden = config.hidden_size
     mixed = mx.random.normal(model.fc.weight.shape) * (0.1 * hidden**-0.5)
     mixed[:, -hidden:] += mx.eye(hidden)
