@@ -8,7 +8,7 @@ export PYTHON
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
 
-demo:  ## set everything up, complete a piece of code, show what speculation gains
+demo:  ## set everything up, complete a piece of code, compare speculative with plain decoding
 	@scripts/bootstrap.sh
 	@.venv/bin/python scripts/demo.py
 
