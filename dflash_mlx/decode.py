@@ -225,7 +225,7 @@ class _Reply:
         if rows > 1:
             coupled = None if noise is None else noise[:-1]
             draft = self.drafter.propose(
-                anchor, rows, self.target.embed, self.target.head, self.sampler.temperature, coupled
+                anchor, rows, self.target.embed, self.target.draft_head, self.sampler.temperature, coupled
             )
             mx.async_eval(draft.tokens)  # The device drafts while Python builds the verify pass.
             block = mx.concatenate([block, draft.tokens.astype(block.dtype)])

@@ -64,7 +64,7 @@ class Session:
         if drafter is not None:
             layer_ids = drafter.config.target_layer_ids
             target.check_fit(drafter.config)
-            target.attach(layer_ids)
+            target.attach(layer_ids, drafter.head_ids)
             sizes = {*range(2, self.default_block_size + 1), drafter.config.block_size}
             self.exactness = measure_exactness(target, sizes, layer_ids)
 

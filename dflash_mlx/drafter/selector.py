@@ -25,6 +25,7 @@ class CandidateSelector(nn.Module):
         anchor: int,
         temperature: float = 0.0,
         noise: mx.array | None = None,
+        ids: mx.array | None = None,
     ) -> mx.array:
         """The best path, or with noise a draw: candidates and choices by score / temperature + noise.
 
@@ -36,6 +37,7 @@ class CandidateSelector(nn.Module):
             logits: their unary logits, `[L, V]`.
             anchor: the token before the first slot.
             temperature, noise: of the target's own choice at these positions, `[L, V]`; greedy without.
+            ids: the tokens that the columns of logits and noise stand for; None: every token, in order.
 
         Returns:
             Token ids, `[L]`.
@@ -44,11 +46,14 @@ class CandidateSelector(nn.Module):
         promise = logits if noise is None else logits / temperature + noise
         candidates = mx.argpartition(promise, -self.top_k, axis=-1)[:, -self.top_k :]  # [L, C]
         unary = mx.take_along_axis(logits, candidates, axis=-1)  # [L, C]
+        chosen_noise = None if noise is None else mx.take_along_axis(noise, candidates, axis=-1)
+        if ids is not None:
+            candidates = ids[candidates]
         first = mx.full((1, self.top_k), anchor, dtype=candidates.dtype)
         predecessors = mx.concatenate([first, candidates[:-1]])  # [L, C]
         scores = unary[:, None].astype(mx.float32) + self.edges(hidden, predecessors, candidates)
-        if noise is not None:
-            scores = scores / temperature + mx.take_along_axis(noise, candidates, axis=-1)[:, None]
+        if chosen_noise is not None:
+            scores = scores / temperature + chosen_noise[:, None]
         best = mx.argmax(scores, axis=-1)  # [L, C]: the best successor of each predecessor
         at = mx.zeros((1,), dtype=best.dtype)
         path = []

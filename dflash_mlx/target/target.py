@@ -6,9 +6,11 @@ import mlx.core as mx
 from mlx import nn
 
 from dflash_mlx.config import DrafterConfig
-from dflash_mlx.errors import PairError
+from dflash_mlx.drafter.model import Head
+from dflash_mlx.errors import PairError, UnsupportedTargetError
 from dflash_mlx.target.caches import Cache, Checkpoint, check_rollback, is_recurrent, make_cache
 from dflash_mlx.target.embedding import embedding_scale
+from dflash_mlx.target.head import rows_of
 from dflash_mlx.target.mixers import find_mixers
 from dflash_mlx.target.replay import Tape
 from dflash_mlx.target.rowwise import RowWise, find_branching
@@ -25,6 +27,7 @@ class Target:
         context_length: positions that it was made for, or None where its config does not say.
         quantized: whether any linear layer is quantized.
         hidden_size, vocab_size: width of the residual stream and of the logits.
+        draft_head: the head as the attached drafter uses it.
     """
 
     def __init__(self, model: nn.Module, context_length: int | None = None) -> None:
@@ -39,6 +42,7 @@ class Target:
         self._embedding_scale = embedding_scale(
             model, self.text.model.embed_tokens, self.layers[0], self.hidden_size
         )
+        self.draft_head: Head = self.head
         self._taps: Taps | None = None
         self._tapes: list[Tape] = []
         self._row_wise: list[RowWise] = []
@@ -50,6 +54,22 @@ class Target:
         layers: Sequence[nn.Module] = self.model.layers
         return layers
 
+    @property
+    def final_norm(self) -> nn.Module:
+        """The norm before the head, whatever this family calls it.
+
+        Raises:
+            UnsupportedTargetError: there is none beside the layers, or more than one.
+        """
+        beside = [part for part in self.text.model.children().values() if isinstance(part, nn.Module)]
+        norms = [part for part in beside if "weight" in part and part.weight.shape == (self.hidden_size,)]
+        if len(norms) != 1:
+            raise UnsupportedTargetError(
+                f"found {len(norms)} norms between the layers and the head of {type(self.model).__module__}, "
+                "expected one: no drafter can be trained for this family"
+            )
+        return norms[0]
+
     def embed(self, tokens: mx.array) -> mx.array:
         """Token ids `[B, L]` -> input embeddings `[B, L, H]`, with the target's own scale."""
         embedded: mx.array = self.text.model.embed_tokens(tokens)
@@ -60,6 +80,10 @@ class Target:
         head = self.text.lm_head if "lm_head" in self.text else self.text.model.embed_tokens.as_linear
         logits: mx.array = head(hidden)
         return logits
+
+    def head_rows(self, ids: mx.array) -> Head:
+        """The head for these token ids `[n]` alone: hidden states `[..., H]` -> logits `[..., n]`."""
+        return rows_of(self.text.lm_head if "lm_head" in self.text else self.text.model.embed_tokens, ids)
 
     # --- attaching a drafter ------------------------------------------------------------------
 
@@ -86,8 +110,12 @@ class Target:
                 "rolled back; pass another drafter, or drafter 'none'"
             )
 
-    def attach(self, layer_ids: Sequence[int]) -> None:
+    def attach(self, layer_ids: Sequence[int], head_ids: mx.array | None = None) -> None:
         """Prepare for speculation: taps on these layers, and a rollback for every cache.
+
+        Args:
+            layer_ids: as the drafter's config lists them.
+            head_ids: the token ids that the drafter proposes from; None: all.
 
         Raises:
             UnsupportedTargetError: some cache cannot be rolled back exactly. The model is left as it was.
@@ -100,6 +128,8 @@ class Target:
         covered = {id(rows.module) for rows in self._row_wise}
         self._tapes = [Tape(m.module) for m in recurrent if id(m.module) not in covered]
         self._taps = Taps(self.layers, layer_ids)
+        if head_ids is not None:
+            self.draft_head = self.head_rows(head_ids)
 
     def detach(self) -> None:
         """Undo `attach`."""
@@ -109,6 +139,7 @@ class Target:
         for undo in (undo for part in parts for undo in part.undos):
             undo()
         self._taps, self._tapes, self._row_wise = None, [], []
+        self.draft_head = self.head
 
     # --- decoding -----------------------------------------------------------------------------
 
