@@ -17,7 +17,7 @@ PACKAGES = ("dflash_mlx", "metal/dflash_metal", "app/dflash_chat")
 LAYERS: tuple[set[str], ...] = (
     {"errors"},
     {"config", "events", "memo", "pairs", "params", "dflash_metal"},
-    {"kernels", "hub"},
+    {"kernels", "hub", "smollm2"},
     {"drafter", "target"},
     {"sampling", "schedule"},
     {"decode", "result"},

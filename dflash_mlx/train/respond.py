@@ -8,22 +8,21 @@ This file knows token ids and hidden states, and nothing about text or drafters.
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import mlx.core as mx
 import numpy as np
-from mlx import nn
-from mlx_lm.models.cache import make_prompt_cache
+from mlx.utils import tree_map
 
+from dflash_mlx.target.caches import Cache
 from dflash_mlx.target.taps import Taps
+from dflash_mlx.target.target import Target
+from dflash_mlx.train.shards import Sample, narrow
 
-FINISHED_SHARE = (
-    0.9  # a batch is left when so many of its rows are complete: the last few would run almost alone
-)
+LEAVE_AT = 0.1  # a batch is left when so few of its rows are unfinished: they would run almost alone
+SHRINK_AT = 0.75  # finished rows leave the caches when so few go on
 
 
 @dataclass(frozen=True)
@@ -36,116 +35,127 @@ class Sampling:
     temperature: float = 0.7
 
 
-@dataclass(frozen=True)
-class Sample:
-    """One prompt with its response.
+GREEDY = Sampling(greedy_share=1.0, temperature=0.0)
+"""What a drafter is measured on."""
 
-    `tokens` [n] begins with `prompt` prompt tokens; `taps` [n - 1, taps * H] are the tapped hidden states
-    of all tokens but the last, which was never fed.
+
+def batch_prompts(prompts: Sequence[Sequence[int]], rows: int) -> list[list[int]]:
+    """Indices of prompts, grouped by length, at most `rows` to a batch; full batches come first.
+
+    With one length to a batch no cache ever holds padding, so any model whose caches take several rows
+    will do.
     """
+    by_length: dict[int, list[int]] = defaultdict(list)
+    full = []
+    for index, prompt in enumerate(prompts):
+        group = by_length[len(prompt)]
+        group.append(index)
+        if len(group) == rows:
+            full.append(by_length.pop(len(prompt)))
+    return full + list(by_length.values())
 
-    tokens: np.ndarray
-    taps: mx.array
-    prompt: int
 
+class Responder:
+    """Decodes with a target whose layers are tapped until the context is left."""
 
-def respond(
-    model: nn.Module,
-    layer_ids: Sequence[int],
-    prompts: Sequence[Sequence[int]],
-    stop_ids: frozenset[int],
-    sampling: Sampling,
-    seed: int,
-) -> list[Sample]:
-    """Let the target answer every prompt; prints a line per batch.
+    def __init__(self, target: Target, layer_ids: Sequence[int], stop_ids: frozenset[int]) -> None:
+        self._target = target
+        self._width = target.hidden_size
+        self._stop_ids = list(stop_ids)
+        modules = [*target.layers, target.final_norm]
+        self._taps = Taps(modules, [*layer_ids, len(target.layers)])
 
-    Prompts of one length form a batch, so no cache ever holds padding and any model whose caches take
-    several rows will do.
-    """
-    mx.random.seed(seed)
-    taps = Taps(model.layers, layer_ids)
-    samples: list[Sample] = []
-    started = time.monotonic()
-    try:
-        for batch in _batches(prompts, sampling.rows):
-            samples += _respond_batch(model, taps, batch, stop_ids, sampling)
-            written = sum(len(sample.tokens) - sample.prompt for sample in samples)
-            pace = written / (time.monotonic() - started)
-            print(
-                f"data: {len(samples)}/{len(prompts)} responses, {written:,} tokens, {pace:.0f} tok/s",
-                flush=True,
-            )
-    finally:
-        for undo in taps.undos:
+    def __enter__(self) -> Responder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for undo in self._taps.undos:
             undo()
-    return samples
+
+    def respond(self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int) -> list[Sample]:
+        """Let the target answer prompts of one length, as one batch."""
+        rows, prompt = len(prompts), len(prompts[0])
+        rng = np.random.default_rng(seed)
+        batch = _Batch(np.array(prompts, dtype=np.int32), self._target.make_cache())
+        greedy = np.arange(rows) < round(rows * sampling.greedy_share)
+        fed = mx.array(prompts)  # [B, P], then [B, 1]
+        while batch.written < sampling.max_tokens and batch.running.sum() > LEAVE_AT * rows:
+            if batch.running[batch.rows].mean() <= SHRINK_AT:
+                fed = batch.shrink(fed)
+            logits = self._target.model(fed, cache=batch.caches)[:, -1].astype(mx.float32)  # [B, V]
+            chosen = _choose(logits, greedy[batch.rows], sampling.temperature, rng)
+            states = self._taps.take().astype(mx.bfloat16)
+            mx.eval(chosen, states)
+            batch.take(np.array(chosen), states, self._stop_ids)
+            fed = chosen[:, None]
+        return [self._sample(batch, row, prompt) for row in range(rows)]
+
+    def _sample(self, batch: _Batch, row: int, prompt: int) -> Sample:
+        tokens = batch.tokens[row, : batch.lengths[row]]
+        pieces = [states[at : at + 1] for rows, parts in batch.states for at, states in _of(row, rows, parts)]
+        states = mx.concatenate(pieces, axis=1)[0, : len(tokens) - 1]
+        bits = narrow(states)
+        return Sample(tokens, bits[:, : -self._width], bits[:, -self._width :], prompt)
 
 
-def _batches(prompts: Sequence[Sequence[int]], rows: int) -> Iterator[list[Sequence[int]]]:
-    """Prompts grouped by length, at most `rows` to a batch."""
-    by_length: dict[int, list[Sequence[int]]] = defaultdict(list)
-    for prompt in prompts:
-        by_length[len(prompt)].append(prompt)
-    for group in by_length.values():
-        for start in range(0, len(group), rows):
-            yield group[start : start + rows]
+def _of(row: int, rows: np.ndarray, parts: list[mx.array]) -> list[tuple[int, mx.array]]:
+    """Where `row` is in a period's arrays, with these arrays; nothing if it had left before."""
+    at = np.flatnonzero(rows == row)
+    return [(int(at[0]), part) for part in parts] if len(at) else []
 
 
-def _respond_batch(
-    model: nn.Module, taps: Taps, prompts: list[Sequence[int]], stop_ids: frozenset[int], sampling: Sampling
-) -> list[Sample]:
-    """Decode one batch of prompts of equal length."""
-    rows, prompt = len(prompts), len(prompts[0])
-    greedy = mx.arange(rows) < round(rows * sampling.greedy_share)
-    caches = make_prompt_cache(model)
-    fed = mx.array(prompts)  # [B, P], then [B, 1]
-    states: list[mx.array] = []
-    columns: list[np.ndarray] = []
-    running = np.ones(rows, dtype=bool)
-    while len(columns) < sampling.max_tokens and running.mean() > 1 - FINISHED_SHARE:
-        logits = model(fed, cache=caches)[:, -1].astype(mx.float32)  # [B, V]
-        states.append(taps.take().astype(mx.bfloat16))
-        chosen = _choose(logits, greedy, sampling.temperature)
-        mx.eval(chosen, states[-1])
-        columns.append(np.array(chosen))
-        running &= ~np.isin(columns[-1], list(stop_ids))
-        fed = chosen[:, None]
-    tokens = np.concatenate([np.array(prompts), np.stack(columns, axis=1)], axis=1)  # [B, P + n]
-    hidden = mx.concatenate(states, axis=1)  # [B, P + n - 1, taps * H]
-    samples = []
-    for row in range(rows):
-        stops = np.flatnonzero(np.isin(tokens[row, prompt:], list(stop_ids)))
-        length = prompt + (int(stops[0]) + 1 if len(stops) else len(columns))
-        samples.append(
-            Sample(tokens[row, :length].astype(np.int32), mx.contiguous(hidden[row, : length - 1]), prompt)
-        )
-    mx.eval([sample.taps for sample in samples])
-    return samples
+@dataclass
+class _Batch:
+    """Rows at work. Arrays are by original row, but for `rows`, which says which of them the caches hold.
+
+    `states` are periods between two shrinkings: the rows of one, and its hidden states [rows, L, width].
+    """
+
+    prompts: np.ndarray
+    caches: list[Cache]
+    states: list[tuple[np.ndarray, list[mx.array]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.tokens = self.prompts
+        self.rows = np.arange(len(self.prompts))
+        self.running = np.ones(len(self.prompts), dtype=bool)
+        self.lengths = np.full(len(self.prompts), self.prompts.shape[1])
+        self.states.append((self.rows, []))
+
+    @property
+    def written(self) -> int:
+        return self.tokens.shape[1] - self.prompts.shape[1]
+
+    def take(self, chosen: np.ndarray, states: mx.array, stop_ids: list[int]) -> None:
+        """One step's tokens [rows] and hidden states [rows, L, width]."""
+        column = np.zeros((len(self.prompts), 1), dtype=np.int32)
+        column[self.rows, 0] = chosen
+        self.tokens = np.concatenate([self.tokens, column], axis=1)
+        self.lengths[self.running] += 1
+        self.running[self.rows] &= ~np.isin(chosen, stop_ids)
+        self.states[-1][1].append(states)
+
+    def shrink(self, fed: mx.array) -> mx.array:
+        """Drop finished rows from the caches and from what is fed next."""
+        kept = np.flatnonzero(self.running[self.rows])
+        keep = mx.array(kept.astype(np.int32))
+        for cache in self.caches:
+            cache.state = tree_map(lambda a: a[keep] if isinstance(a, mx.array) else a, cache.state)
+        self.rows = self.rows[kept]
+        self.states.append((self.rows, []))
+        return fed[keep]
 
 
-def _choose(logits: mx.array, greedy: mx.array, temperature: float) -> mx.array:
-    """Next tokens [B] from logits [B, V]: the best where `greedy`, else a draw."""
+def _choose(logits: mx.array, greedy: np.ndarray, temperature: float, rng: np.random.Generator) -> mx.array:
+    """Next tokens [B] from logits [B, V]: the best where `greedy`, else a draw.
+
+    A draw needs one random number a row, not one for every token of the vocabulary.
+    """
     best = mx.argmax(logits, axis=-1)
-    if not temperature:
+    if greedy.all():
         return best
-    return mx.where(greedy, best, mx.random.categorical(logits / temperature).astype(best.dtype))
-
-
-def save_samples(samples: Sequence[Sample], file: Path) -> None:
-    """Write samples to one safetensors file, end to end."""
-    lengths = mx.array([[len(sample.tokens), sample.prompt] for sample in samples])
-    tokens = mx.array(np.concatenate([sample.tokens for sample in samples]))
-    taps = mx.concatenate([sample.taps for sample in samples])
-    mx.save_safetensors(str(file), {"lengths": lengths, "tokens": tokens, "taps": taps})
-
-
-def load_samples(file: Path) -> list[Sample]:
-    """Read what `save_samples` wrote."""
-    arrays = mx.load(str(file))
-    assert isinstance(arrays, dict)
-    tokens, taps = np.array(arrays["tokens"]), arrays["taps"]
-    samples, token, tap = [], 0, 0
-    for length, prompt in np.array(arrays["lengths"]).tolist():
-        samples.append(Sample(tokens[token : token + length], taps[tap : tap + length - 1], prompt))
-        token, tap = token + length, tap + length - 1
-    return samples
+    drawn = mx.array(np.flatnonzero(~greedy).astype(np.int32))
+    sums = mx.cumsum(mx.softmax(logits[drawn] / temperature, axis=-1), axis=-1)
+    threshold = mx.array(rng.random((len(drawn), 1), dtype=np.float32)) * sums[:, -1:]
+    best[drawn] = mx.minimum((sums <= threshold).sum(axis=-1), logits.shape[-1] - 1).astype(best.dtype)
+    return best

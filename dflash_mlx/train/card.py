@@ -1,0 +1,85 @@
+"""The model card of a trained drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dflash_mlx import __version__
+from dflash_mlx.config import DrafterConfig
+from dflash_mlx.train.check import EndToEnd
+from dflash_mlx.train.evaluate import DraftReport
+from dflash_mlx.train.job import Job
+
+CARD = """\
+# DFlash 2 drafter for {model}
+
+Made by `python -m dflash_mlx.train` (dflash-chat {version}). Block of {block} rows, {layers} layers,
+taps on target layers {taps}, candidate selector of rank {rank}{head}.
+
+## Data
+
+{responses:,} responses of {tokens:,} tokens, written by the target itself ({greedy}) to {source}.
+No other text was used. What the target's licence says about its output holds for these weights too;
+the trainer and its prompts are Apache-2.0.
+
+## Training
+
+{steps:,} steps over {seen:,} response tokens, repetitions counted{start}. Curves: `curves.svg`.
+
+## Measured
+
+On {cycles:,} verify cycles of greedy held-out responses: **tau {tau:.2f}** tokens per cycle, bonus included;
+{unary:.2f} without the candidate selector. Each slot's draft, given that all before it were right, is right
+in {slots}; the right token is among the selector's candidates in {recall}.
+
+Decoded to the end, speculative against plain, on {machine}:
+
+| prompts | tau | identical replies | speed over plain |
+| --- | --- | --- | --- |
+{rows}
+"""
+
+
+def render_card(
+    job: Job,
+    config: DrafterConfig,
+    facts: Mapping[str, Any],
+    walked: DraftReport,
+    ended: Mapping[str, EndToEnd],
+    machine: str = "the machine that trained it",
+) -> str:
+    """Markdown. `facts` is what the fit stage left: counts, and its points."""
+    last = facts["points"][-1]
+    rows = [
+        f"| {e.prompts} {name} | {e.tau:.2f} | {e.identical} | {e.ratio:.2f} "
+        f"({e.interval[0]:.2f} to {e.interval[1]:.2f}) |"
+        for name, e in ended.items()
+    ]
+    return CARD.format(
+        model=job.model,
+        version=__version__,
+        block=config.block_size,
+        layers=config.num_hidden_layers,
+        taps=", ".join(map(str, config.target_layer_ids)),
+        rank=config.selector_rank,
+        head=f", proposing from {config.draft_head_size:,} token ids" if config.draft_head_size else "",
+        responses=facts["train_responses"],
+        tokens=facts["train_tokens"],
+        greedy="60 % greedy, the others at temperature 0.7",
+        source="the trainer's own prompts" if job.prompts is None else f"prompts from {job.prompts}",
+        steps=last["step"],
+        seen=last["tokens"],
+        start=f", going on from {job.start}" if job.start else "",
+        cycles=walked.cycles,
+        tau=walked.tau,
+        unary=walked.tau_unary,
+        slots=_shares(walked.slots),
+        recall=_shares(walked.recall),
+        machine=machine,
+        rows="\n".join(rows),
+    )
+
+
+def _shares(values: tuple[float, ...]) -> str:
+    return ", ".join(f"{100 * value:.0f} %" for value in values)
