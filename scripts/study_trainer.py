@@ -1,7 +1,7 @@
 """What the parts of a drafter and of its training are worth, measured on the embedded pair.
 
     python scripts/study_trainer.py ablations    a drafter without its selector, its convolutions, ...
-    python scripts/study_trainer.py regain       a changed target: what --from wins back in a tenth of the steps
+    python scripts/study_trainer.py regain       what --from wins back on a changed target
 
 Every figure is tau on held-out greedy responses, by the same walk that the trainer reports. On Linux put an
 OpenBLAS before the command, as in scripts/train_demo_pair.py.
