@@ -77,7 +77,7 @@ class Kernels:
     def choose(self, layer: Layer) -> Choice:
         """How a layer should compute a verify pass. May run the self-test of its format."""
         if not self.device.metal:
-            return Choice(Route.STOCK, "on the CPU it gives each row the bits it has alone")
+            return Choice(Route.STOCK, "there is no GPU")
         if layer.bits is None:
             return Choice(Route.ROWS, "not quantized: there is no kernel")
         if layer.mode != "affine":

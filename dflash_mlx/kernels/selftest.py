@@ -80,6 +80,16 @@ class SelfTest:
             launch.SELECTOR_WALK, name, lambda: self._walk_differs(candidates, rank, dtype), again
         )
 
+    def common(self) -> dict[str, Verdict]:
+        """Tries the formats that most models come in, and the public drafters' walk; {} without a GPU."""
+        if not self.device.metal:
+            return {}
+        sizes = ((4, 32), (4, 64), (4, 128), (8, 32), (8, 64))
+        forms = [Format(bits, size, mx.bfloat16, fast) for bits, size in sizes for fast in (True, False)]
+        verdicts = {str(form): self.qmv_block(form, again=True) for form in forms}
+        walk = self.selector_walk(16, 256, mx.bfloat16, again=True)
+        return {**verdicts, "selector_walk, 16 candidates": walk}
+
     def _judge(
         self, kernel: launch.Kernel, name: str, differs: Callable[[], str | None], again: bool
     ) -> Verdict:

@@ -30,8 +30,6 @@ class Linears:
         self.active = False
         self.undos: list[Undo] = []
         self.table: Counter[tuple[str, Choice]] = Counter()
-        if not kernels.device.metal:
-            return
         for module in model.modules():
             if "lora_a" in module:
                 self._take(module, "adapter", Choice(Route.ROWS, "an adapter: there is no kernel"))
@@ -39,7 +37,7 @@ class Linears:
                 self._take(module, *self._choose(module))
             elif isinstance(module, nn.Embedding | nn.QuantizedEmbedding):
                 self._take(module, *self._choose(module), is_embedding=True)
-            elif _chooses_experts(module):
+            elif kernels.device.metal and _chooses_experts(module):
                 self.undos.append(attach(module, _Experts, _linears=self))
 
     @property

@@ -71,6 +71,27 @@ def test_an_unknown_gpu_runs_row_by_row(tmp_path: Path) -> None:
     assert not maker.calls
 
 
+def test_the_common_formats_are_tried_again(tmp_path: Path) -> None:
+    """And one that fails is told apart from those that pass."""
+
+    class HalfBroken(pretend.Maker):
+        def __call__(self, *, name: str, **rest: object) -> object:
+            good, bad = super().__call__(name=name), pretend.Maker(problem=LOG)(name=name)
+
+            def run(*, template: list[tuple[str, object]], **arguments: object) -> object:
+                return (bad if ("BITS", 8) in template else good)(template=template, **arguments)
+
+            return run
+
+    maker = pretend.Maker()
+    first = pretend.kernels(tmp_path, maker).selftest.common()
+    assert len(first) == 11
+    assert all(verdict.ok for verdict in first.values())
+    again = pretend.kernels(tmp_path, HalfBroken()).selftest.common()
+    assert {name for name, verdict in again.items() if not verdict.ok} == {n for n in first if "8 bits" in n}
+    assert all(LOG in verdict.detail for verdict in again.values() if not verdict.ok)
+
+
 def session(folder: Path, maker: pretend.Maker) -> Session:
     """The embedded pair as a Mac would load it."""
     here = load()
