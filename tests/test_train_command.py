@@ -166,8 +166,8 @@ def test_an_existing_training_is_neither_overwritten_nor_changed(
         ("--tokens", 10, "tokens is 10"),
         ("--layers", 0, "layers is 0"),
         ("--block-size", 1, "block_size is 1"),
-        ("--epochs", -1, "epochs is -1"),
-        ("--hours", -1, "hours is -1"),
+        ("--epochs", -1, "epochs is -1.0"),
+        ("--hours", -1, "hours is -1.0"),
         ("--prompts", "/nowhere.jsonl", "cannot read prompts from /nowhere.jsonl"),
     ],
 )

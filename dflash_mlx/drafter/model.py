@@ -129,6 +129,12 @@ class DrafterModel(nn.Module):
         """The token ids that the drafter proposes from, in the order of its logits; None: all."""
         return self.draft_head_ids if self.config.draft_head_size else None
 
+    @property
+    def dtype(self) -> mx.Dtype:
+        """The activations' type: a norm's, since norms are never quantized."""
+        dtype: mx.Dtype = self.norm.weight.dtype
+        return dtype
+
     def make_context(self) -> DrafterContext:
         """An empty context."""
         return DrafterContext([layer.self_attn.window for layer in self.layers])

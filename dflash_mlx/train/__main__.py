@@ -81,6 +81,8 @@ def _run(args: argparse.Namespace) -> None:
     fixed = {"layers", "block_size", "rank", "draft_head"}.intersection(wanted)
     if args.start is not None and fixed:
         raise UsageError(f"--from goes on with a drafter as it is: leave out {', '.join(sorted(fixed))}")
+    if args.hours is not None and args.hours <= 0:
+        raise UsageError(f"hours is {args.hours}: it must be positive")
     if args.resume:
         training = _prepare(place.resume(wanted), place)
     else:
