@@ -87,9 +87,9 @@ class Fit:
         self._seconds = 0.0
         self._target = target
         self._usable = [sample for sample in samples if sample.written >= 2]
-        self._vocabulary = LossVocabulary(_seen(self._usable, model), target.vocab_size, recipe.goal.others)
+        self._vocabulary = LossVocabulary(_seen(self._usable), target.vocab_size, recipe.goal.others)
         self._optimizer = make_optimizer(
-            recipe.steps, recipe.peak_rate, min(recipe.warmup, recipe.steps), recipe.weight_decay
+            recipe.steps, recipe.peak_rate, min(recipe.warmup, -(-recipe.steps // 10)), recipe.weight_decay
         )
         self._optimizer.init(model.trainable_parameters())
         self._move = make_step(
@@ -194,12 +194,9 @@ def save_drafter(model: DrafterModel, raw_config: Mapping[str, Any], folder: Pat
     (folder / "config.json").write_text(json.dumps(raw_config, indent=2) + "\n")
 
 
-def _seen(samples: Sequence[Sample], model: DrafterModel) -> np.ndarray:
-    """Ids that the loss must know: those of the responses, and those that the drafter proposes from."""
-    tokens = [np.unique(np.concatenate([sample.tokens[sample.prompt :] for sample in samples]))]
-    if model.head_ids is not None:
-        tokens.append(np.array(model.head_ids))
-    return np.unique(np.concatenate(tokens))
+def _seen(samples: Sequence[Sample]) -> np.ndarray:
+    """The token ids of the responses."""
+    return np.unique(np.concatenate([sample.tokens[sample.prompt :] for sample in samples]))
 
 
 def _flat(tree: Any) -> list[tuple[str, mx.array]]:

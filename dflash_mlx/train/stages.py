@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,8 @@ from dflash_mlx.train.shards import Sample, load_samples
 STAGES = ("generate", "fit", "check")
 CHECKPOINT_SECONDS = 300
 MEASURED = 24  # held-out responses for the live line; all of them for the card
-MEASUREMENTS = 16  # in one training
+MEASUREMENTS = 12  # in one training
+TICK = 10  # steps between two live lines
 CHECKED = 40  # prompts of each kind that are decoded to the end
 
 
@@ -79,14 +80,14 @@ class Training:
             fit.restore(self.place.checkpoint)
             self.say(f"fit: going on from step {fit.step}")
         best = max((point.tau or 0.0 for point in fit.points), default=0.0)
+        # By the steps' own numbers, so that a run that was killed measures where it would have.
         every = max(fit.recipe.steps // MEASUREMENTS, 1)
-        saved, measured = time.monotonic(), fit.step
-        for point in fit.run(every=min(every, 10)):
-            last = fit.step == fit.recipe.steps
-            if fit.step - measured >= every or last:
+        tick = min(every, TICK)
+        saved = time.monotonic()
+        for point in fit.run(every=tick):
+            if fit.step % (every - every % tick) == 0 or fit.step == fit.recipe.steps:
                 report = evaluate_drafter(model, self.target, held_out[:MEASURED])
-                point = Point(**{**asdict(point), "tau": report.tau, "slots": report.slots})
-                measured = fit.step
+                point = replace(point, tau=report.tau, slots=report.slots)
             fit.points.append(point)
             self.say(_live(point, fit))
             with writing(self.place.folder):
@@ -176,8 +177,10 @@ def prepare(
     if start_folder is not None:
         start = load_drafter(start_folder)
         target.check_fit(start.config)
+        if start.config.quantization is not None:
+            raise UsageError(f"{job.start} is quantized: go on from the drafter that it was made from")
+        start.set_dtype(mx.float32)
         raw = json.loads((start_folder / "config.json").read_text(encoding="utf-8"))
-        raw.pop("quantization", None)
         return Training(job, place, target, tokenizer, raw, start, say)
     sample = encode(tokenizer, prompts_of(job)[:50])
     mask = choose_mask(tokenizer, frozenset(token for ids in sample for token in ids))
