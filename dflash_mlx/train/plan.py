@@ -21,7 +21,7 @@ from dflash_mlx.train.job import Job
 from dflash_mlx.train.respond import Sampling
 
 PROMPT_TOKENS = 60  # of a typical prompt
-RESPONSE_TOKENS = 130  # of a typical response
+RESPONSE_TOKENS = 100  # of a typical response
 LOSS_VOCABULARY = 12_000
 BACKWARD = 3  # a forward and its backward cost three forwards
 EFFICIENCY = 0.5  # of a lone large matrix product

@@ -35,8 +35,8 @@ class Sampling:
     temperature: float = 0.7
 
 
-GREEDY = Sampling(greedy_share=1.0, temperature=0.0)
-"""What a drafter is measured on."""
+GREEDY = Sampling(rows=16, greedy_share=1.0, temperature=0.0)
+"""What a drafter is measured on. Prompts of one length come from few templates: many small batches."""
 
 
 def batch_prompts(prompts: Sequence[Sequence[int]], rows: int) -> list[list[int]]:
@@ -74,34 +74,31 @@ class Responder:
 
     def respond(self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int) -> list[Sample]:
         """Let the target answer prompts of one length, as one batch."""
-        rows, prompt = len(prompts), len(prompts[0])
+        count = len(prompts)
         rng = np.random.default_rng(seed)
         batch = _Batch(np.array(prompts, dtype=np.int32), self._target.make_cache())
-        greedy = np.arange(rows) < round(rows * sampling.greedy_share)
+        greedy = np.arange(count) < round(count * sampling.greedy_share)
         fed = mx.array(prompts)  # [B, P], then [B, 1]
-        while batch.written < sampling.max_tokens and batch.running.sum() > LEAVE_AT * rows:
+        if fed.shape[1] > 1:
+            # Apart from the last token, whose logits alone are wanted: here the head is never computed.
+            self._pass(fed[:, :-1], batch)
+            fed = fed[:, -1:]
+        while batch.written < sampling.max_tokens and batch.running.sum() > LEAVE_AT * count:
             if batch.running[batch.rows].mean() <= SHRINK_AT:
                 fed = batch.shrink(fed)
-            logits = self._target.model(fed, cache=batch.caches)[:, -1].astype(mx.float32)  # [B, V]
+            logits = self._pass(fed, batch)[:, -1].astype(mx.float32)  # [B, V]
             chosen = _choose(logits, greedy[batch.rows], sampling.temperature, rng)
-            states = self._taps.take().astype(mx.bfloat16)
-            mx.eval(chosen, states)
-            batch.take(np.array(chosen), states, self._stop_ids)
+            batch.take(np.array(chosen), self._stop_ids)
             fed = chosen[:, None]
-        return [self._sample(batch, row, prompt) for row in range(rows)]
+        return batch.samples(self._width)
 
-    def _sample(self, batch: _Batch, row: int, prompt: int) -> Sample:
-        tokens = batch.tokens[row, : batch.lengths[row]]
-        pieces = [states[at : at + 1] for rows, parts in batch.states for at, states in _of(row, rows, parts)]
-        states = mx.concatenate(pieces, axis=1)[0, : len(tokens) - 1]
-        bits = narrow(states)
-        return Sample(tokens, bits[:, : -self._width], bits[:, -self._width :], prompt)
-
-
-def _of(row: int, rows: np.ndarray, parts: list[mx.array]) -> list[tuple[int, mx.array]]:
-    """Where `row` is in a period's arrays, with these arrays; nothing if it had left before."""
-    at = np.flatnonzero(rows == row)
-    return [(int(at[0]), part) for part in parts] if len(at) else []
+    def _pass(self, fed: mx.array, batch: _Batch) -> mx.array:
+        """Feed tokens [rows, L]; their hidden states are kept. Returns logits [rows, L, V], not evaluated."""
+        logits: mx.array = self._target.model(fed, cache=batch.caches)
+        states = self._taps.take().astype(mx.bfloat16)
+        mx.eval(states)
+        batch.states[-1][1].append(states)
+        return logits
 
 
 @dataclass
@@ -126,14 +123,13 @@ class _Batch:
     def written(self) -> int:
         return self.tokens.shape[1] - self.prompts.shape[1]
 
-    def take(self, chosen: np.ndarray, states: mx.array, stop_ids: list[int]) -> None:
-        """One step's tokens [rows] and hidden states [rows, L, width]."""
+    def take(self, chosen: np.ndarray, stop_ids: list[int]) -> None:
+        """One step's tokens [rows]."""
         column = np.zeros((len(self.prompts), 1), dtype=np.int32)
         column[self.rows, 0] = chosen
         self.tokens = np.concatenate([self.tokens, column], axis=1)
         self.lengths[self.running] += 1
         self.running[self.rows] &= ~np.isin(chosen, stop_ids)
-        self.states[-1][1].append(states)
 
     def shrink(self, fed: mx.array) -> mx.array:
         """Drop finished rows from the caches and from what is fed next."""
@@ -144,6 +140,17 @@ class _Batch:
         self.rows = self.rows[kept]
         self.states.append((self.rows, []))
         return fed[keep]
+
+    def samples(self, width: int) -> list[Sample]:
+        """All rows; the last `width` columns of the hidden states are the final ones."""
+        periods = [(rows, narrow(mx.concatenate(parts, axis=1))) for rows, parts in self.states if parts]
+        samples = []
+        for row, length in enumerate(self.lengths):
+            pieces = [states[rows == row][0] for rows, states in periods if row in rows]
+            states = np.concatenate(pieces)[: length - 1]
+            tokens = self.tokens[row, :length].astype(np.int32)
+            samples.append(Sample(tokens, states[:, :-width], states[:, -width:], self.prompts.shape[1]))
+        return samples
 
 
 def _choose(logits: mx.array, greedy: np.ndarray, temperature: float, rng: np.random.Generator) -> mx.array:

@@ -74,6 +74,7 @@ class Training:
         if self.place.fitted.exists():
             self.say("fit: done before")
             return
+        measured = held_out[:: -(-len(held_out) // MEASURED)]
         model = self.new_model(train)
         fit = Fit(model, self.target, train, fit_recipe(self.job, len(train)))
         if self.place.checkpoint.exists():
@@ -86,7 +87,7 @@ class Training:
         saved = time.monotonic()
         for point in fit.run(every=tick):
             if fit.step % (every - every % tick) == 0 or fit.step == fit.recipe.steps:
-                report = evaluate_drafter(model, self.target, held_out[:MEASURED])
+                report = evaluate_drafter(model, self.target, measured)
                 point = replace(point, tau=report.tau, slots=report.slots)
             fit.points.append(point)
             self.say(_live(point, fit))
