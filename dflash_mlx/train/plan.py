@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import mlx.core as mx
+from mlx import nn
 from mlx.utils import tree_flatten
 
 from dflash_mlx.config import DrafterConfig
@@ -34,7 +35,7 @@ class Plan:
     Attributes:
         memory: at the peak, the target's weights included.
         disk: responses, checkpoints and the drafter.
-        generate_seconds, fit_seconds: within a factor of two, on an otherwise idle machine.
+        generate_seconds, fit_seconds: by multiplications alone, on an otherwise idle machine: a rough guide.
     """
 
     tokens: int
@@ -76,8 +77,8 @@ def plan(job: Job, target: Target, config: DrafterConfig, out: Path) -> Plan:
     """Estimate a job on this machine; multiplies one large matrix to know its speed."""
     speed = EFFICIENCY * _multiply_speed()  # multiplications per second
     sampling = Sampling()
-    weights = _parameters(target.model)
-    small = _parameters(DrafterModel(config))
+    weights = _multiplications(target.model)
+    small = _multiplications(DrafterModel(config))
     taps = len(config.target_layer_ids) + 1
     recipe = fit_recipe(job, round(job.tokens / RESPONSE_TOKENS))
     length = PROMPT_TOKENS + sampling.max_tokens
@@ -126,16 +127,19 @@ def _cache_bytes(target: Target) -> int:
     return sum(array.nbytes for array in arrays(caches))
 
 
-def _parameters(model: object) -> int:
-    return sum(value.size for value in _values(model))
+def _multiplications(model: nn.Module) -> int:
+    """Of one token: one for each weight. Mixtures of experts need fewer."""
+    packed = [m for m in model.modules() if isinstance(m, nn.QuantizedLinear | nn.QuantizedEmbedding)]
+    return sum(v.size for v in _values(model)) + sum(m.weight.size * (32 // m.bits - 1) for m in packed)
 
 
-def _bytes(model: object) -> int:
+def _bytes(model: nn.Module) -> int:
     return sum(value.nbytes for value in _values(model))
 
 
-def _values(model: object) -> list[mx.array]:
-    return [value for _, value in tree_flatten(model.parameters())]  # type: ignore[attr-defined]
+def _values(model: nn.Module) -> list[mx.array]:
+    flat: list[tuple[str, mx.array]] = tree_flatten(model.parameters())  # type: ignore[assignment]  # a list here
+    return [value for _, value in flat]
 
 
 def _memory() -> int:
