@@ -41,16 +41,19 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("build/demo-pair"), help="recorded responses")
     parser.add_argument("--steps", type=int, default=300, help="training steps of each ablation")
     parser.add_argument("--responses", type=int, default=800, help="to train on")
+    parser.add_argument("--anchors", type=int, default=32, help="blocks of each response in a step")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     target = load_target(Path(EMBEDDED.target), dequantize=True).target
     if options.study == "ablations":
-        ablations(target, options.work, options.responses, options.steps)
+        ablations(
+            target, options.work, options.responses, FitRecipe(steps=options.steps, anchors=options.anchors)
+        )
     else:
         regain(target, options.work, options.responses)
 
 
-def ablations(target: Target, work: Path, responses: int, steps: int) -> None:
+def ablations(target: Target, work: Path, responses: int, recipe: FitRecipe) -> None:
     """Train the same drafter several times, each time without one thing."""
     plan = _plan(work, responses)
     train, held_out = (responses_stage(plan, target, held_out=which) for which in (False, True))
@@ -65,7 +68,7 @@ def ablations(target: Target, work: Path, responses: int, steps: int) -> None:
     for name, (changed, goal) in variants.items():
         model = new_drafter(changed, target, seed=0)
         started = time.monotonic()
-        fit_drafter(model, target, train, FitRecipe(steps=steps, anchors=32, goal=goal))
+        fit_drafter(model, target, train, replace(recipe, goal=goal))
         report = evaluate_drafter(model, target, held_out)
         slots = " ".join(f"{share:.2f}" for share in report.slots)
         print(

@@ -115,8 +115,9 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "save" not in str(error):
-            raise  # MLX's own words for a file that cannot be written begin so
+        # What MLX says of a file that it cannot open, or not write to the end.
+        if isinstance(error, RuntimeError) and not str(error).startswith(("[save", "[write]")):
+            raise
         raise DFlashError(
             f"cannot write under {path}: {one_line(error)}; what was done is kept: "
             "make room or choose a folder that can be written, then pass --resume"
