@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from dflash_mlx import __version__
@@ -33,7 +34,7 @@ On {cycles:,} verify cycles of greedy held-out responses: **tau {tau:.2f}** toke
 {unary:.2f} without the candidate selector. Each slot's draft, given that all before it were right, is right
 in {slots}; the right token is among the selector's candidates in {recall}.
 
-Decoded to the end, speculative against plain, on {machine}:
+Decoded to the end, speculative against plain, on the machine that trained it:
 
 | prompts | tau | identical replies | speed over plain |
 | --- | --- | --- | --- |
@@ -47,7 +48,6 @@ def render_card(
     facts: Mapping[str, Any],
     walked: DraftReport,
     ended: Mapping[str, EndToEnd],
-    machine: str = "the machine that trained it",
 ) -> str:
     """Markdown. `facts` is what the fit stage left: counts, and its points."""
     last = facts["points"][-1]
@@ -57,7 +57,7 @@ def render_card(
         for name, e in ended.items()
     ]
     return CARD.format(
-        model=job.model,
+        model=Path(job.model).name if Path(job.model).is_dir() else job.model,
         version=__version__,
         block=config.block_size,
         layers=config.num_hidden_layers,
@@ -76,7 +76,6 @@ def render_card(
         unary=walked.tau_unary,
         slots=_shares(walked.slots),
         recall=_shares(walked.recall),
-        machine=machine,
         rows="\n".join(rows),
     )
 
