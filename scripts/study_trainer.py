@@ -50,7 +50,7 @@ def main() -> None:
             target, options.work, options.responses, FitRecipe(steps=options.steps, anchors=options.anchors)
         )
     else:
-        regain(target, options.work, options.responses)
+        regain(target, options.work, options.responses, options.anchors)
 
 
 def ablations(target: Target, work: Path, responses: int, recipe: FitRecipe) -> None:
@@ -78,7 +78,7 @@ def ablations(target: Target, work: Path, responses: int, recipe: FitRecipe) -> 
         )
 
 
-def regain(target: Target, work: Path, responses: int) -> None:
+def regain(target: Target, work: Path, responses: int, anchors: int) -> None:
     """Change the target; fit the shipped drafter to it for a tenth of its steps, on a tenth of its data."""
     drafter = load_drafter(Path(EMBEDDED.drafter))
     before = _tau(drafter, target, work)
@@ -87,7 +87,7 @@ def regain(target: Target, work: Path, responses: int) -> None:
     changed.mkdir(exist_ok=True)
     lost = _tau(drafter, target, changed)
     train = responses_stage(_plan(changed, responses // 5), target, held_out=False)
-    recipe = FitRecipe(steps=FULL_STEPS // 10, anchors=32, peak_rate=FitRecipe.peak_rate / 4, warmup=20)
+    recipe = FitRecipe(steps=FULL_STEPS // 10, anchors=anchors, peak_rate=FitRecipe.peak_rate / 4, warmup=20)
     fit_drafter(drafter, target, train, recipe)
     after = _tau(drafter, target, changed)
     print(
