@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import mlx.core as mx
+import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models import qwen3_5
@@ -237,7 +238,8 @@ def test_going_on_from_a_drafter(
     assert main([str(word) for word in [*arguments, "--out", tmp_path / "b", "--epochs", 0.1]]) == 0
     ours, theirs = load_drafter(tmp_path / "b"), load_drafter(trained)
     assert ours.config == theirs.config
-    assert 0 < mx.abs(ours.fc.weight - theirs.fc.weight).max().item() < 0.01
+    change = np.abs(np.array(ours.fc.weight) - np.array(theirs.fc.weight)).max()
+    assert 0 < change < 0.01
 
 
 def test_a_drafter_of_another_target_is_no_start(

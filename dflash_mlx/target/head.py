@@ -16,7 +16,7 @@ def rows_of(head: nn.Module, ids: mx.array) -> Head:
     """
     # Anything else (an adapter around a layer, say) is asked for all rows.
     if type(head) not in (nn.Linear, nn.Embedding, nn.QuantizedLinear, nn.QuantizedEmbedding):
-        whole = getattr(head, "as_linear", head)
+        whole: Head = head.as_linear if hasattr(head, "as_linear") else head
         return lambda hidden: whole(hidden)[..., ids]
     rows = {
         name: head[name][ids] for name in ("weight", "scales", "biases", "bias") if head.get(name) is not None

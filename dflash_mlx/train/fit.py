@@ -19,7 +19,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from dflash_mlx.drafter.model import DrafterModel
 from dflash_mlx.target.target import Target
-from dflash_mlx.train.blocks import make_batch
+from dflash_mlx.train.blocks import Batch, make_batch
 from dflash_mlx.train.job import Job
 from dflash_mlx.train.losses import Goal, LossVocabulary, block_loss
 from dflash_mlx.train.optimizer import make_optimizer
@@ -92,11 +92,11 @@ class Fit:
             recipe.steps, recipe.peak_rate, min(recipe.warmup, -(-recipe.steps // 10)), recipe.weight_decay
         )
         self._optimizer.init(model.trainable_parameters())
-        self._move = make_step(
-            model,
-            self._optimizer,
-            lambda drafter, *args: block_loss(drafter, target, *args, recipe.goal),
-        )
+
+        def loss(drafter: DrafterModel, batch: Batch, ids: mx.array) -> mx.array:
+            return block_loss(drafter, target, batch, self._vocabulary, ids, recipe.goal)
+
+        self._move = make_step(model, self._optimizer, loss)
 
     def run(self, every: int = 20) -> Iterator[Point]:
         """Train to the end; a point every so many steps, and after the last."""
@@ -117,7 +117,7 @@ class Fit:
         mx.random.seed(recipe.seed + self.step)
         rows = [self._usable[i] for i in self._order(self.step)]
         batch = make_batch(rows, recipe.anchors, self.model.config.block_size, rng)
-        loss = self._move(batch, self._vocabulary, self._vocabulary.draw(rng))
+        loss = self._move(batch, self._vocabulary.draw(rng))
         self.step += 1
         self._tokens += sum(sample.written for sample in rows)
         return loss

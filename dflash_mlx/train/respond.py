@@ -78,7 +78,7 @@ class Responder:
         rng = np.random.default_rng(seed)
         batch = _Batch(np.array(prompts, dtype=np.int32), self._target.make_cache())
         greedy = np.arange(count) < round(count * sampling.greedy_share)
-        fed = mx.array(prompts)  # [B, P], then [B, 1]
+        fed = mx.array(batch.prompts)  # [B, P], then [B, 1]
         if fed.shape[1] > 1:
             # Apart from the last token, whose logits alone are wanted: here the head is never computed.
             self._pass(fed[:, :-1], batch)
