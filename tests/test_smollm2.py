@@ -59,7 +59,7 @@ def packed(model: llama.Model, file: Path) -> None:
             arrays[f"blk.{layer}.{theirs}.{leaf}"] = value
         else:
             arrays[f"{names[name]}.{leaf}"] = value
-    metadata = {
+    metadata: dict[str, mx.array | str | list[str]] = {
         "llama.attention.head_count": mx.array(4),
         "llama.attention.head_count_kv": mx.array(2),
         "llama.attention.layer_norm_rms_epsilon": mx.array(1e-5),
