@@ -2,6 +2,7 @@
 
 import os
 import time
+from importlib.metadata import version
 from typing import Any
 
 import mlx.core as mx
@@ -45,7 +46,7 @@ def _plain_speed(session: Session, model: str) -> float | None:
         "model": model,
         "weight bytes": sum(array.nbytes for _, array in parameters),
         "device": str(mx.device_info().get("device_name", mx.default_device())),
-        "mlx": mx.__version__,
+        "mlx": version("mlx"),
         "dflash": __version__,
     }
     speed: float | None = memo.recall("plain-speed", key)

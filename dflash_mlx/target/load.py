@@ -74,7 +74,8 @@ def load_target(folder: Path, *, dequantize: bool = False, progress: Progress | 
 
 def _evaluate(model: Any, progress: Progress) -> None:
     """Read the weights, in parts, so that somebody can watch."""
-    parameters = [array for _, array in tree_flatten(model.parameters())]
+    leaves: Any = tree_flatten(model.parameters())
+    parameters: list[mx.array] = [array for _, array in leaves]
     total, done, waiting = sum(array.nbytes for array in parameters), 0, 0
     part: list[mx.array] = []
     progress(0, total)
