@@ -89,7 +89,7 @@ class Guard:
         assert self._key is not None
         scheme, _, token = headers.get("authorization", "").partition(" ")
         shown = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        return hmac.compare_digest(shown.encode(), self._key.encode())
+        return hmac.compare_digest(shown.encode("latin-1"), self._key.encode())
 
 
 def host_name(host: str) -> str:

@@ -64,7 +64,8 @@ def test_whole_is_what_the_stream_says() -> None:
     told(frames)
     message = '{"role":"assistant","content":"c🙂","reasoning_content":"abé","reasoning":"abé"}'
     head = HEAD.replace(".chunk", "")
-    expected = f'{{{head},"choices":[{{"index":0,"message":{message},"logprobs":null,"finish_reason":"stop"}}],{USAGE}}}'
+    choice = f'{{"index":0,"message":{message},"logprobs":null,"finish_reason":"stop"}}'
+    expected = f'{{{head},"choices":[{choice}],{USAGE}}}'
     assert json.dumps(frames.body(), ensure_ascii=False, separators=(",", ":")) == expected
 
 
