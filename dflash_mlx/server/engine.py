@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from dflash_mlx.errors import DFlashError, ModelError
+from dflash_mlx.errors import DFlashError
 from dflash_mlx.events import Block, Event, Finished
 from dflash_mlx.server.facts import Facts, Memory
 from dflash_mlx.server.metrics import Counts
@@ -89,6 +89,10 @@ class Job:
     deliver: Callable[[Message], None]
     texts_of: Callable[[Event], set[int]]
     cancelled: bool = False
+
+
+class _Stopped(BaseException):
+    """The engine was told to end while it was loading."""
 
 
 class Engine:
@@ -212,6 +216,8 @@ class Engine:
                 self._run(job)
             if self._session is not None:
                 self._session.close()
+        except _Stopped:
+            pass
         except BaseException as error:
             message = str(error) if isinstance(error, DFlashError) else f"{type(error).__name__}: {error}"
             log.error("the engine ended: %s", message)
@@ -247,7 +253,7 @@ class Engine:
 
     def _check_stop(self) -> None:
         if self._stopping:
-            raise ModelError("stopped while loading")
+            raise _Stopped
 
     def _next(self) -> Job | None:
         with self._changed:

@@ -58,7 +58,7 @@ def refusal(error: BaseException, request_id: str) -> Refusal:
     if isinstance(error, Refusal):
         return error
     if isinstance(error, ContextLengthError):
-        return Refusal(error.http_status, str(error), param="messages", code="context_length_exceeded")
+        return Refusal(error.http_status, str(error), code="context_length_exceeded")
     if isinstance(error, DFlashError):
         message = str(error) if error.http_status < 500 else f"{error} (request {request_id})"
         return Refusal(error.http_status, message)

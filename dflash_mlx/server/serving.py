@@ -17,6 +17,9 @@ from dflash_mlx.errors import UsageError
 from dflash_mlx.server.refusals import CONTENT_TYPE, Refusal, encode
 from dflash_mlx.server.security import LOOPBACK
 
+KEEP_ALIVE = 60
+"""Seconds that an idle connection stays open: a client that uses it again just then would see an error."""
+
 GRACE = 1
 """Seconds that answers get to say that the server ends."""
 
@@ -87,6 +90,7 @@ class Server(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                timeout_keep_alive=KEEP_ALIVE,
                 timeout_graceful_shutdown=GRACE,
             )
         )
