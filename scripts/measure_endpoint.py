@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 
 CODE = "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n"
-LONG_PROMPT = CODE * 150
+LONG_PROMPT = CODE * 120
 
 
 def main() -> int:

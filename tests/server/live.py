@@ -68,18 +68,16 @@ class Live:
         session: what the engine loaded; only to be watched.
     """
 
-    def __init__(self, engine: Engine, url: str, session: Watched) -> None:
-        self.engine, self.url, self.session = engine, url, session
+    def __init__(self, engine: Engine, url: str, session: Watched, client: httpx.Client) -> None:
+        self.engine, self.url, self.session, self._client = engine, url, session, client
         self.host, port = url.removeprefix("http://").removesuffix("/v1").rsplit(":", 1)
         self.port = int(port)
 
     def post(self, path: str = "/v1/chat/completions", **body: Any) -> httpx.Response:
-        with httpx.Client(timeout=120) as client:
-            return client.post(f"{self.url.removesuffix('/v1')}{path}", json=body)
+        return self._client.post(path, json=body)
 
     def get(self, path: str, **headers: str) -> httpx.Response:
-        with httpx.Client(timeout=120) as client:
-            return client.get(f"{self.url.removesuffix('/v1')}{path}", headers=headers)
+        return self._client.get(path, headers=headers)
 
     def chat(self, content: str = CODE, **body: Any) -> dict[str, Any]:
         """The whole answer to one message."""
@@ -150,7 +148,8 @@ def serving(
     thread.start()
     wait_for(lambda: server.started, 60)
     try:
-        yield Live(engine, url, session)
+        with httpx.Client(base_url=url.removesuffix("/v1"), timeout=120) as client:
+            yield Live(engine, url, session, client)
     finally:
         server.stop()
         thread.join(30)
