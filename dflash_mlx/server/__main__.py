@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from dflash_mlx import __version__
 from dflash_mlx.errors import DFlashError, UsageError
@@ -53,10 +53,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command.
+    """Run the command; it ends the process, unless it was called wrongly.
 
     Returns:
-        0 when it was told to end; 2 for a bad argument; 3 for a model that cannot be used; 4 without enough
+        The exit code: 0 when it was told to end; 2 for a bad argument; 3 for a model that cannot be used; 4 without enough
         memory; 1 if the engine failed.
     """
     args = parser().parse_args(argv)
@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     logging.getLogger("dflash_mlx").setLevel(logging.DEBUG if args.debug else logging.INFO)
     try:
-        return _serve(args)
+        _serve(args)
     except DFlashError as error:
         if args.debug:
             raise
@@ -75,7 +75,7 @@ def main(argv: list[str] | None = None) -> int:
         return error.exit_code
 
 
-def _serve(args: argparse.Namespace) -> int:
+def _serve(args: argparse.Namespace) -> NoReturn:
     _check(args)
     model, drafter = names(args.model, args.draft)
     sockets = listen(args.host, args.port)
@@ -107,12 +107,12 @@ def _serve(args: argparse.Namespace) -> int:
         on_end_of_input(server.stop)
     server.run_on(sockets, signals=True)
     code = _report(failures[0], debug=args.debug) if failures else 0
-    if not engine.stop(STOP_SECONDS):
-        # A thread that is deep inside MLX cannot be interrupted, and nothing is left to be saved.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    return code
+    engine.stop(STOP_SECONDS)
+    # Nothing is left to be saved, a thread deep inside MLX cannot be interrupted, and Python would take seconds
+    # to take apart all that was imported.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _load(args: argparse.Namespace, progress: Callable[[int, int], None]) -> "Session":

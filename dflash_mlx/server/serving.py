@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import os
 import signal
 import socket
 import sys
@@ -132,7 +133,8 @@ def on_end_of_input(action: Callable[[], object]) -> None:
     """Do this when standard input ends, as it does when the parent process does."""
 
     def wait() -> None:
-        while sys.stdin.buffer.read(4096):
+        # Not by way of sys.stdin: a thread that waits in there aborts Python when it ends.
+        while os.read(sys.stdin.fileno(), 4096):
             pass
         action()
 
