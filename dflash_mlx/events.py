@@ -56,8 +56,8 @@ class Event:
         name = fields.pop("event", None)
         if name not in kinds:
             raise ValueError(f"event is {name!r}, expected one of {sorted(kinds)}")
-        for ids in {"tokens", "rejected"} & fields.keys():
-            fields[ids] = tuple(fields[ids])
+        for field in {"tokens", "rejected", "fallbacks"} & fields.keys():
+            fields[field] = tuple(fields[field])
         fields["logprobs"] = tuple(TokenLogprob.from_json(entry) for entry in fields["logprobs"])
         return kinds[name](**fields)
 
@@ -74,12 +74,15 @@ class Prefilling(Event):
 class Prefilled(Event):
     """The prompt is in the cache; `tokens` is the first token, chosen from the prompt's last row.
 
-    `seed` is the one that was given or drawn: with the same settings it gives the same reply.
+    Attributes:
+        seed: the one that was given or drawn: with the same settings it gives the same reply.
+        fallbacks: what runs slower than it could, because a kernel does not exist or failed here, and why.
     """
 
     prompt_tokens: int = 0
     seconds: float = 0.0
     seed: int = 0
+    fallbacks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -56,8 +56,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command; it ends the process, unless it was called wrongly.
 
     Returns:
-        The exit code: 0 when it was told to end; 2 for a bad argument; 3 for a model that cannot be used; 4 without enough
-        memory; 1 if the engine failed.
+        The exit code: 0 when it was told to end; 2 for a bad argument; 3 for a model that cannot be used; 4
+        without enough memory; 1 if the engine failed.
     """
     args = parser().parse_args(argv)
     logging.basicConfig(

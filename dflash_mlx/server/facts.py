@@ -12,6 +12,7 @@ class Facts:
     block_size: int
     speculative: bool
     exactness: str
+    fallbacks: tuple[str, ...]
     context_window: int | None
     notes: tuple[str, ...]
     reasoning_levels: tuple[str, ...]

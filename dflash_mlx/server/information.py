@@ -75,7 +75,7 @@ def health(service: Service, status: Status) -> dict[str, Any]:
         "block_size": facts.block_size if facts else None,
         "speculative": facts.speculative if facts else service.drafter is not None,
         "exactness": facts.exactness if facts else None,
-        "kernels": None,
+        "kernels": "; ".join(facts.fallbacks) or None if facts else None,
         "context_window": facts.context_window if facts else None,
         "notes": list(facts.notes) if facts else [],
         "queue": service.engine.queue,

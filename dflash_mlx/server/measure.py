@@ -25,6 +25,7 @@ def facts(session: Session, model: str) -> Facts:
         block_size=session.default_block_size,
         speculative=session.drafter is not None,
         exactness=session.exactness,
+        fallbacks=session.fallbacks,
         context_window=session.target.context_length,
         notes=session.notes,
         reasoning_levels=session.reasoning_levels,

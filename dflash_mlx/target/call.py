@@ -6,12 +6,16 @@ from typing import Any
 
 import mlx.core as mx
 
-from dflash_mlx.target.caches import Cache, is_cache, row_mask
+from dflash_mlx.target.caches import Cache, block_mask, is_cache, keys_seen
 
 
 @dataclass(frozen=True)
 class Call:
-    """Its arguments. Rows are the arrays `[1, L, *]`; other arrays and strings are masks."""
+    """Its arguments.
+
+    Rows are the arrays `[1, L, *]`; arrays of two or four axes and strings are masks; a pair of arrays
+    `[1, heads, n, head_dim]` is the keys and values of another layer.
+    """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -30,6 +34,18 @@ class Call:
         """The cache, if there is one."""
         return next((v for v in self._values if is_cache(v)), None)
 
+    @property
+    def shared(self) -> tuple[mx.array, mx.array] | None:
+        """Another layer's keys and values, if the call has such in place of a cache."""
+        return next((v for v in self._values if is_keys_values(v)), None)
+
+    def keys_seen(self, start: int, rows: int) -> int:
+        """Keys that the rows from `start` on are handed, their own among them."""
+        if self.shared is not None:
+            return int(self.shared[0].shape[2]) - self.rows + start + rows
+        cache: Any = self.cache
+        return keys_seen(cache, cache.offset + start, rows)
+
     def with_cache(self, cache: Cache) -> "Call":
         """The same call on another cache."""
         return self._map(lambda v: cache if is_cache(v) else v)
@@ -39,10 +55,12 @@ class Call:
         assert not any(isinstance(v, mx.array) and not _is_rows(v) for v in self._values)
         return self._map(lambda v: v[:, :rows] if _is_rows(v) else v)
 
-    def row(self, index: int) -> "Call":
-        """The call on one row that is the cache's next, under the mask that the cache has for a lone row."""
-        alone = row_mask(self.cache)
-        return self._map(lambda v: v[:, index : index + 1] if _is_rows(v) else alone if _is_mask(v) else v)
+    def part(self, start: int, end: int) -> "Call":
+        """The call on some rows, which are the cache's next, under the mask that the cache has for them."""
+        if self.shared is not None:
+            return self._map(lambda v: _shared_part(v, start, end, self.rows))
+        mask = block_mask(self.cache, end - start)
+        return self._map(lambda v: v[:, start:end] if _is_rows(v) else mask if _is_mask(v) else v)
 
     def _map(self, change: Callable[[Any], Any]) -> "Call":
         return Call(tuple(map(change, self.args)), {k: change(v) for k, v in self.kwargs.items()})
@@ -53,7 +71,26 @@ def _is_rows(value: object) -> bool:
 
 
 def _is_mask(value: object) -> bool:
-    return isinstance(value, str) or (isinstance(value, mx.array) and value.ndim != 3)
+    return isinstance(value, str) or (isinstance(value, mx.array) and value.ndim in (2, 4))
+
+
+def is_keys_values(value: object) -> bool:
+    """Whether a value is the keys and values of a layer, `[1, heads, n, head_dim]` each."""
+    return isinstance(value, tuple) and len(value) == 2 and all(getattr(v, "ndim", 0) == 4 for v in value)
+
+
+def _shared_part(value: Any, start: int, end: int, rows: int) -> Any:
+    """An argument of a call on another layer's keys, for some of its rows: what comes later is cut off."""
+    later = rows - end
+    if is_keys_values(value):
+        return tuple(held[:, :, : held.shape[2] - later] for held in value)
+    if _is_rows(value):
+        return value[:, start:end]
+    if isinstance(value, str):
+        return value if end - start > 1 else None
+    if isinstance(value, mx.array):  # a mask, or the position of the first row
+        return value[..., start:end, : value.shape[-1] - later] if value.ndim else value + start
+    return value
 
 
 def residual(out: Any) -> mx.array:

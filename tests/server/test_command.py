@@ -28,7 +28,10 @@ def child(*args: str) -> Iterator[subprocess.Popen[str]]:
         yield process
     finally:
         process.kill()
-        process.communicate()
+        process.wait()
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            assert pipe is not None
+            pipe.close()
 
 
 def url(process: subprocess.Popen[str]) -> str:
