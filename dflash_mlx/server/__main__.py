@@ -108,8 +108,8 @@ def _serve(args: argparse.Namespace) -> NoReturn:
     server.run_on(sockets, signals=True)
     code = _report(failures[0], debug=args.debug) if failures else 0
     engine.stop(STOP_SECONDS)
-    # Nothing is left to be saved, a thread deep inside MLX cannot be interrupted, and Python would take seconds
-    # to take apart all that was imported.
+    # Nothing is left to be saved, a thread deep inside MLX cannot be interrupted, and Python would take
+    # seconds to take apart all that was imported.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

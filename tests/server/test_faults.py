@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -35,8 +36,13 @@ from server.live import (
     wait_for,
 )
 
-LONG = {"messages": [{"role": "user", "content": CODE}], "max_tokens": 400, "temperature": 1, "seed": 1}
-DEEP = {"messages": [{"role": "user", "content": CODE * 100}], "max_tokens": 4}
+LONG: dict[str, Any] = {
+    "messages": [{"role": "user", "content": CODE}],
+    "max_tokens": 400,
+    "temperature": 1,
+    "seed": 1,
+}
+DEEP: dict[str, Any] = {"messages": [{"role": "user", "content": CODE * 100}], "max_tokens": 4}
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +53,11 @@ def serves_as_before(live: Live) -> Iterator[None]:
     live.session.pause = 0
     live.idle()
     assert live.chat(max_tokens=8)["choices"] == before
+
+
+def at_work(live: Live, count: int) -> bool:
+    """Whether so many requests run or wait."""
+    return live.engine.queue["running"] + live.engine.queue["waiting"] == count
 
 
 def leave(connection: socket.socket, how: str) -> None:
@@ -128,7 +139,7 @@ def test_requests_beyond_the_queue_are_told_to_come_back(live: Live, monkeypatch
     connections = [live.connect() for _ in range(2)]
     for number, connection in enumerate(connections):
         connection.sendall(request(LONG))
-        wait_for(lambda n=number: sum(live.engine.queue[k] for k in ("running", "waiting")) == n + 1, 60)
+        wait_for(partial(at_work, live, number + 1), 60)
     wait_for(lambda: live.engine.queue["running"] == 1, 60)
     for stream in (False, True):
         answer = live.post(**LONG, stream=stream)
@@ -195,7 +206,7 @@ class Poisoned(Mixin):
     poison = 777
 
     def __call__(self, tokens: mx.array, *args: object, **kwargs: object) -> mx.array:
-        logits: mx.array = super().__call__(tokens, *args, **kwargs)  # type: ignore[misc]  # a module's
+        logits: mx.array = super().__call__(tokens, *args, **kwargs)
         return logits * mx.where((tokens == self.poison).any(), mx.nan, 1.0)
 
 
@@ -397,9 +408,13 @@ def test_requests_run_in_the_order_in_which_they_came(live: Live) -> None:
     live.session.watch(pause=0.02)
     told: list[tuple[int, Message]] = []
     jobs = []
+
+    def note(number: int, message: Message) -> None:
+        told.append((number, message))
+
     for number in range(4):
         prepared = live.session.prepare(CODE, SamplingParams(max_tokens=8))
-        job = Job(prepared, lambda m, n=number: told.append((n, m)), lambda event: set())
+        job = Job(prepared, partial(note, number), lambda event: set())
         jobs.append(job)
         live.engine.submit(job)
     live.engine.cancel(jobs[2])

@@ -7,7 +7,7 @@ import pytest
 
 from dflash_mlx.errors import NumericsError
 from dflash_mlx.events import Block, Event, Finished, Prefilled, Prefilling, TokenLogprob
-from dflash_mlx.server.engine import Begun, Failed, Queued, Step
+from dflash_mlx.server.engine import Begun, Failed, Message, Queued, Step
 from dflash_mlx.server.frames import Answer, ChatFrames, CompletionFrames, Frames
 
 ANSWER = Answer(id="i", created=7, model="m")
@@ -77,7 +77,12 @@ def test_without_reasoning_no_field_says_so() -> None:
 
 def test_the_cycles_of_a_stream() -> None:
     frames = ChatFrames(Answer("i", 7, "m", include_dflash=True))
-    messages = [Queued(2), Begun(5), Step(Prefilling(done=2, total=5), {}), *(Step(e, TEXTS) for e in EVENTS)]
+    messages: list[Message] = [
+        Queued(2),
+        Begun(5),
+        Step(Prefilling(done=2, total=5), {}),
+        *(Step(e, TEXTS) for e in EVENTS),
+    ]
     parts = [json.loads(f[6:]) for m in messages for f in frames.add(m).split(b"\n\n") if f[6:7] == b"{"]
     token = [{"id": i, "text": t} for i, t in TEXTS.items()]
     assert [part["dflash"] for part in parts if "dflash" in part] == [
