@@ -50,7 +50,7 @@ class Session:
     """A target, its tokenizer and, unless it only decodes plainly, the drafter made for it.
 
     Everything of MLX belongs to the thread that made the session; `cancel` may be called from any, and
-    `prepare` from any one.
+    `prepare` from any, one at a time.
 
     Attributes:
         target: the target.
@@ -127,7 +127,7 @@ class Session:
     ) -> Prepared:
         """Check a request and turn its prompt into ids, for `run`; uses nothing of MLX.
 
-        Arguments and errors as for `stream`.
+        Arguments and errors as for `stream`; `variables` sets what else the model's chat template reads.
         """
         params = params or SamplingParams()
         ids, thinking = self._encode(prompt, reasoning, variables)
@@ -174,7 +174,6 @@ class Session:
         block_size: int | None = None,
         speculative: bool = True,
         reasoning: str | None = None,
-        variables: Mapping[str, Any] | None = None,
     ) -> Iterator[Event]:
         """Decode, handing out one event per verify cycle as soon as it is committed.
 
@@ -185,7 +184,6 @@ class Session:
             speculative: False decodes plainly, which gives the same tokens.
             reasoning: off, on, low, medium, high or xhigh, where the model's template offers it; None:
                 the model's default.
-            variables: what else to set of the variables that the model's template reads.
 
         Raises:
             UsageError: an argument cannot be honoured; nothing was computed.
@@ -194,14 +192,7 @@ class Session:
         """
         self._check_thread()
         return self.run(
-            self.prepare(
-                prompt,
-                params,
-                block_size=block_size,
-                speculative=speculative,
-                reasoning=reasoning,
-                variables=variables,
-            )
+            self.prepare(prompt, params, block_size=block_size, speculative=speculative, reasoning=reasoning)
         )
 
     def run(self, request: Prepared) -> Iterator[Event]:
@@ -223,18 +214,10 @@ class Session:
         block_size: int | None = None,
         speculative: bool = True,
         reasoning: str | None = None,
-        variables: Mapping[str, Any] | None = None,
     ) -> Result:
         """The whole reply; arguments and errors as for `stream`."""
         return collect(
-            self.stream(
-                prompt,
-                params,
-                block_size=block_size,
-                speculative=speculative,
-                reasoning=reasoning,
-                variables=variables,
-            )
+            self.stream(prompt, params, block_size=block_size, speculative=speculative, reasoning=reasoning)
         )
 
     def cancel(self) -> None:
