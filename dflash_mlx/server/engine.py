@@ -236,7 +236,7 @@ class Engine:
         self._measure_memory = measure.memory
         if self._max_context is not None:
             session.limit_context(self._max_context)
-        self._progressed_to("measuring")
+        self.status = Status("loading", progress=("measuring", 0, 0))
         found = measure.facts(session, self._model)
         self._texts = TokenTexts(session.tokenizer)
         self.memory = measure.memory()
@@ -244,16 +244,10 @@ class Engine:
         self.status = Status("ok", facts=found)
 
     def _progressed(self, done: int, total: int) -> None:
-        self._check_stop()
-        self.status = Status("loading", progress=("loading weights", done, total))
-
-    def _progressed_to(self, phase: str) -> None:
-        self._check_stop()
-        self.status = Status("loading", progress=(phase, 0, 0))
-
-    def _check_stop(self) -> None:
         if self._stopping:
             raise _Stopped
+        phase = ("loading weights", done, total) if done < total else ("checking", 0, 0)
+        self.status = Status("loading", progress=phase)
 
     def _next(self) -> Job | None:
         with self._changed:
