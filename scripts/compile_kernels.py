@@ -15,6 +15,7 @@ import mlx.core as mx
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from dflash_metal import launch
+from dflash_metal.kernel import BITS, GROUP_SIZES, Kernel
 from metal.source import Source, Template
 
 FLAGS = ["-std=metal3.1", "-fno-fast-math", "-Wall", "-Werror", "-Wno-unused"]
@@ -53,9 +54,7 @@ def instances() -> list[tuple[str, str]]:
     """Name and source of each combination of template arguments."""
     found = []
     some = mx.zeros((64,), mx.uint32)
-    for dtype, size, bits, rows in itertools.product(
-        launch.DTYPES, launch.GROUP_SIZES, launch.BITS, launch.ROWS
-    ):
+    for dtype, size, bits, rows in itertools.product(launch.DTYPES, GROUP_SIZES, BITS, launch.ROWS):
         values = mx.zeros((64,), dtype)
         inputs = [some, values, values, values, mx.array(0), mx.array(0)]
         for fast, sums in itertools.product((True, False), (True, False) if bits == 4 else (True,)):
@@ -78,7 +77,7 @@ def instances() -> list[tuple[str, str]]:
     return found
 
 
-def text(kernel: launch.Kernel, inputs: list[mx.array], outputs: list[mx.Dtype], template: Template) -> str:
+def text(kernel: Kernel, inputs: list[mx.array], outputs: list[mx.Dtype], template: Template) -> str:
     """What MLX compiles."""
     source = Source(f"dflash_{kernel.name}", kernel.inputs, kernel.outputs, kernel.body, kernel.header)
     return source.for_mlx(inputs, outputs, template)
