@@ -10,7 +10,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from dflash_metal import launch
+from dflash_metal import launch, tile
+from dflash_metal.kernel import Kernel, Make
 
 from metal.conftest import Backend
 from metal.emulator import Emulator, MetalError
@@ -18,7 +19,7 @@ from metal.layers import Layer, differing, floats
 from metal.test_selector_walk import Draft
 
 
-def planted(emulator: Emulator, right: str, wrong: str) -> launch.Make:
+def planted(emulator: Emulator, right: str, wrong: str) -> Make:
     """Makes kernels with one piece of their source replaced."""
 
     def make(**kernel: Any) -> Any:
@@ -91,6 +92,119 @@ def test_qmv_block(emulator: Emulator, right: str, wrong: str, message: str) -> 
     layer = Layer.random(37, 1024, group_size=64, bits=4, dtype=mx.bfloat16)
     with pytest.raises(MetalError, match=f"(?s){message}"):
         layer.block(5, planted(emulator, right, wrong))
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        pytest.param("int(lane / 2 % 4);", "int(3 - lane / 2 % 4);", id="another lane's row"),
+        pytest.param("own += simd_shuffle_xor(own, ushort(16));", "", id="a sum of half the lanes"),
+        pytest.param(
+            "simd_shuffle_xor(own, ushort(2))", "simd_shuffle_xor(own, ushort(1))", id="columns mixed"
+        ),
+        pytest.param("+ (row % 2) * P;", "+ (1 - row % 2) * P;", id="x of another k than the weights"),
+        pytest.param(
+            "for (int s = 1; s < S; s++)", "for (int s = S - 1; s > 0; s--)", id="simdgroups backwards"
+        ),
+        pytest.param("metal::fma(bias, sum[i], scaled)", "scaled + bias * (sum[i] + 1) - bias", id="bias"),
+    ],
+)
+def test_other_sums_of_the_tile(emulator: Emulator, right: str, wrong: str) -> None:
+    layer = Layer.random(24, 5120, group_size=64, bits=4, dtype=mx.bfloat16).wide()
+    y = layer.tile(layer.x, planted(emulator, right, wrong), out=mx.float32)
+    assert differing(floats(y), layer.tile_expected(mx.float32)) > 0
+
+
+def test_a_row_that_sees_how_many_there_are(emulator: Emulator) -> None:
+    """One more sum where there are nine rows or more: what a tile that is chosen by rows would do."""
+    layer = Layer.random(24, 640, group_size=64, bits=4, dtype=mx.bfloat16, rows=16)
+    make = planted(emulator, "own = 0;", "own = C == 2 ? 0.001f : 0;")
+    few, many = (layer.tile(layer.x[:rows], make, out=mx.float32) for rows in (8, 9))
+    assert differing(few, many[:8]) > 0
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        pytest.param(
+            "threadgroup_barrier(mem_flags::mem_threadgroup);", "", "read before write: ", id="no barrier"
+        ),
+        pytest.param(
+            "+ i % 2, M - 1) * K", "+ i % 2, 16) * K", "out of range: load .* of x, ", id="rows that are not"
+        ),
+        pytest.param("FULL ? n : min(n, N - 1)", "n", "out of range: load .* of w, ", id="read past w"),
+        pytest.param(
+            "m < M && (FULL || n < N)", "FULL || n < N", "out of range: store .* of y, ", id="write past y"
+        ),
+        pytest.param("m < M && (FULL || n < N)", "m < M", "race: store .* of y, ", id="into the next row"),
+        pytest.param(
+            "int(simd_index) * PART", "0", "race: store .* in threadgroup memory", id="each other's parts"
+        ),
+        pytest.param("s * PART + i", "s * PART + i + 64", "(read before|out of range)", id="past the parts"),
+        pytest.param(
+            "group * GS + a * (2 * P)", "group * GS + a * (2 * P) + 1", "misaligned", id="misaligned"
+        ),
+        pytest.param(
+            "            simdgroup_multiply_accumulate(",
+            "            if (lane < 16) simdgroup_multiply_accumulate(",
+            "divergent simdgroup operation: ",
+            id="half a simdgroup",
+        ),
+        pytest.param("threadgroup float* parts", "device float* parts", "no matching function", id="device"),
+        pytest.param(
+            "simdgroup_matrix<O, 8, 8> A", "simdgroup_matrix<uint, 8, 8> A", "floating point", id="integers"
+        ),
+    ],
+)
+def test_qmm_block(emulator: Emulator, right: str, wrong: str, message: str) -> None:
+    layer = Layer.random(37, 1024, group_size=64, bits=4, dtype=mx.bfloat16)
+    with pytest.raises(MetalError, match=f"(?s){message}"):
+        layer.tile(layer.x[:5], planted(emulator, right, wrong))
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        pytest.param(
+            "for (int place = 0; place < 8; place++) {\n#pragma unroll\n          for (int r",
+            "for (int place = 7; place >= 0; place--) {\n#pragma unroll\n          for (int r",
+            id="places backwards",
+        ),
+        pytest.param(
+            "(sum[0] + sum[1]) + (sum[2] + sum[3])", "sum[0] + sum[1] + sum[2] + sum[3]", id="no tree"
+        ),
+        pytest.param("ushort(s))", "ushort(S - s))", id="simdgroups backwards"),
+        pytest.param("int(lane) % S; group", "(int(lane) + 1) % S; group", id="groups of another"),
+    ],
+)
+def test_other_sums_of_the_twin(emulator: Emulator, right: str, wrong: str) -> None:
+    layer = Layer.random(24, 5120, group_size=64, bits=4, dtype=mx.bfloat16).wide()
+    y = layer.few(layer.x[:2], planted(emulator, right, wrong), out=mx.float32)
+    assert differing(floats(y), layer.tile_expected(mx.float32)[:2]) > 0
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        pytest.param(
+            "min(first + r * SIDE, N - 1)",
+            "first + r * SIDE",
+            "out of range: load .* of w, ",
+            id="read past w",
+        ),
+        pytest.param(
+            "int(lane) % S == 0 && n < N",
+            "int(lane) % S == 0",
+            "race: store .* of y, ",
+            id="into the next row",
+        ),
+        pytest.param("int(lane) % S == 0 && n < N", "n < N", "race: store .* of y, ", id="all lanes store"),
+    ],
+)
+def test_qmm_few(emulator: Emulator, right: str, wrong: str, message: str) -> None:
+    layer = Layer.random(37, 1024, group_size=64, bits=4, dtype=mx.bfloat16)
+    with pytest.raises(MetalError, match=f"(?s){message}"):
+        layer.few(layer.x[:2], planted(emulator, right, wrong))
 
 
 BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
@@ -243,10 +357,13 @@ def test_threads_of_a_threadgroup(emulator: Emulator) -> None:
         run(emulator, "  o[0] = a[0];", threadgroup=(1025, 1, 1))
 
 
-@pytest.mark.parametrize("kernel", [launch.QMV_BLOCK, launch.SELECTOR_WALK], ids=lambda kernel: kernel.name)
+KERNELS = (launch.QMV_BLOCK, launch.SELECTOR_WALK, tile.QMM_BLOCK, tile.QMM_FEW)
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 def test_source_is_the_one_that_mlx_compiles(
     emulator: Emulator,
-    kernel: launch.Kernel,
+    kernel: Kernel,
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -258,6 +375,16 @@ def test_source_is_the_one_that_mlx_compiles(
                 x, *w, group_size=64, bits=4, float_sums=True, make=make, verbose=True
             ),
             [layer.x[:5], layer.w, layer.scales, layer.biases],
+        ),
+        "qmm_block": (
+            lambda make, x, *w: tile.qmm_block(
+                x, *w, group_size=64, bits=4, operands=mx.float32, make=make, verbose=True
+            ),
+            [layer.x[:5], layer.w, layer.scales, layer.biases],
+        ),
+        "qmm_few": (
+            lambda make, x, *w: tile.qmm_few(x, *w, group_size=64, bits=4, make=make, verbose=True),
+            [layer.x[:2], layer.w, layer.scales, layer.biases],
         ),
         "selector_walk": (
             lambda make, *draft: partial(launch.selector_walk, anchor=17, make=make, verbose=True)(*draft),
@@ -277,8 +404,7 @@ def test_source_is_the_one_that_mlx_compiles(
 
 def test_kernels_are_what_their_files_say() -> None:
     folder = Path(launch.__file__).parent
-    kernels = [value for value in vars(launch).values() if isinstance(value, launch.Kernel)]
-    assert {f"{kernel.name}.metal" for kernel in kernels} == {path.name for path in folder.glob("*.metal")}
-    for kernel in kernels:
+    assert {f"{kernel.name}.metal" for kernel in KERNELS} == {path.name for path in folder.glob("*.metal")}
+    for kernel in KERNELS:
         assert f"METAL_FUNC void {kernel.name}(" in kernel.header
         assert f"{kernel.name}<" in kernel.body
