@@ -16,7 +16,7 @@ from dflash_metal.tile import qmm_block, qmm_few
 OUTPUTS = 4100  # four tiles a simdgroup, and not all of them full
 GROUPS = 8  # of K
 SIZES = (-6, 5)  # of x, powers of e
-CALLS = (1, 2, 3, 4, 4, 2)  # rows that qmm_few takes at once, 16 together
+CALLS = (1, 2, 3, 3, 3, 3, 1)  # rows that qmm_few takes at once, 16 together
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-// qmm_few: the sums of qmm_block for one to four rows without the matrix unit, a lane for each chain of them.
+// qmm_few: the sums of qmm_block for one to three rows without the matrix unit, a lane for each chain of them.
 //
 //   y[m, n] = sum_k x[m, k] * (scale[n, k / GS] * q[n, k] + bias[n, k / GS])
 //
@@ -9,7 +9,7 @@
 // Shapes   as in qmm_block; so are the math, OFFSET and the order.
 //
 // Template T, Y, GS, BITS, S  as in qmm_block
-//          M     rows of x, 1 to 4
+//          M     rows of x, 1 to 3
 //          R     outputs n of a lane; free, no bit depends on it
 //
 // Lanes    A threadgroup is two simdgroups. S consecutive lanes share an output, lane s of them does what
@@ -70,6 +70,7 @@ METAL_FUNC void qmm_few(
     uint lane) {
   constexpr int P = 16 / BITS;
   constexpr int W = GS * BITS / 128;  // words in a quarter of a group
+  constexpr int A = W == 1 ? 1 : 2;   // of them that are loaded at once
   constexpr int SIDE = 32 / S;
   constexpr float OFFSET = BITS > (metal::is_same_v<T, float16_t> ? 10 : 7) ? 0 : 1 << BITS;
   const int start = int(at.y * 2 + simd_index) * (SIDE * R);  // of the outputs n of this simdgroup
@@ -104,29 +105,39 @@ METAL_FUNC void qmm_few(
         acc[r * M + m] = -OFFSET * sum[m];
       }
     }
-#pragma unroll
-    for (int a = 0; a < W; a++) {
-      uint words[R * 4];
+    for (int a = 0; a < W; a += A) {  // a loop: unrolled too, the code would be very long
+      uint words[R * 4 * A];
 #pragma unroll
       for (int i = 0; i < R * 4; i++) {
-        words[i] = w[w_row[i / 4] + group * (4 * W) + (i % 4) * W + a];
+        const device uint32_t* from = w + w_row[i / 4] + group * (4 * W) + (i % 4) * W + a;
+        if constexpr (A == 1) {
+          words[i] = from[0];
+        } else {
+          const vec<uint32_t, 2> two = *((const device vec<uint32_t, 2>*)from);
+          words[2 * i] = two.x;
+          words[2 * i + 1] = two.y;
+        }
       }
-      vec<T, P> values[M * 8];
 #pragma unroll
-      for (int i = 0; i < M * 8; i++) {
-        const int k = group * GS + (i % 8 / 2) * (GS / 4) + a * (2 * P) + (i % 2) * P;
-        values[i] = *((const device vec<T, P>*)(x + (i / 8) * K + k));
-      }
+      for (int b = 0; b < A; b++) {
+        vec<T, P> values[M * 8];
 #pragma unroll
-      for (int j = 0; j < P; j++) {
+        for (int i = 0; i < M * 8; i++) {
+          const int k = group * GS + (i % 8 / 2) * (GS / 4) + (a + b) * (2 * P) + (i % 2) * P;
+          values[i] = *((const device vec<T, P>*)(x + (i / 8) * K + k));
+        }
 #pragma unroll
-        for (int place = 0; place < 8; place++) {
+        for (int j = 0; j < P; j++) {
 #pragma unroll
-          for (int r = 0; r < R; r++) {
-            const float weight = qmm_few_field<T, BITS>(words[r * 4 + place / 2], j + (place % 2) * P);
+          for (int place = 0; place < 8; place++) {
 #pragma unroll
-            for (int m = 0; m < M; m++) {
-              acc[r * M + m] = metal::fma(weight, float(values[m * 8 + place][j]), acc[r * M + m]);
+            for (int r = 0; r < R; r++) {
+              const uint word = words[(r * 4 + place / 2) * A + b];
+              const float weight = qmm_few_field<T, BITS>(word, j + (place % 2) * P);
+#pragma unroll
+              for (int m = 0; m < M; m++) {
+                acc[r * M + m] = metal::fma(weight, float(values[m * 8 + place][j]), acc[r * M + m]);
+              }
             }
           }
         }

@@ -7,7 +7,8 @@ import mlx.core as mx
 from dflash_metal.kernel import Kernel, Make, layer_refused, made
 
 TILE_ROWS = range(1, 17)  # that qmm_block takes
-FEW_ROWS = range(1, 5)  # that qmm_few takes
+FEW_ROWS = range(1, 4)  # that qmm_few takes; for four the tile costs no more
+OUTPUTS_PER_LANE = 4  # of qmm_few: the sums of three rows fit in registers
 TILE_DTYPES = (mx.bfloat16, mx.float16)
 FIRST_WITH_BFLOAT = 15  # GPU generation: M3; before it bfloat is emulated
 ENOUGH_THREADGROUPS = 128  # to keep the largest GPU busy, of up to 8 simdgroups each
@@ -43,11 +44,6 @@ def simdgroups(K: int, group_size: int) -> int:
 def tiles_per_simdgroup(N: int) -> int:
     """Of 8 outputs each: as many as leave enough threadgroups, up to four."""
     return max(tiles for tiles in (4, 2, 1) if tiles == 1 or ENOUGH_THREADGROUPS * 8 * tiles <= N)
-
-
-def outputs_per_lane(M: int) -> int:
-    """Of qmm_few: four, as long as the sums of all rows fit in registers."""
-    return 4 if M <= 2 else 2
 
 
 def qmm_block_refuses(K: int, N: int, group_size: int, bits: int, dtype: mx.Dtype) -> str | None:
@@ -113,11 +109,11 @@ def qmm_few(
     group_size: int,
     bits: int,
     out: mx.Dtype | None = None,
-    R: int | None = None,
+    R: int = OUTPUTS_PER_LANE,
     make: Make = mx.fast.metal_kernel,
     verbose: bool = False,
 ) -> mx.array:
-    """What `qmm_block` computes, for 1 to 4 rows, where the matrix unit adds as `agreement` finds it.
+    """What `qmm_block` computes, for 1 to 3 rows, where the matrix unit adds as `agreement` finds it.
 
     Args:
         x, w, scales, biases, group_size, bits, out: as in `qmm_block`.
@@ -125,8 +121,8 @@ def qmm_few(
     """
     M, K = x.shape
     N = w.shape[0]
-    _check(x, N, M in FEW_ROWS, "1 to 4", group_size, bits)
-    R, S = R or outputs_per_lane(M), simdgroups(K, group_size)
+    _check(x, N, M in FEW_ROWS, "1 to 3", group_size, bits)
+    S = simdgroups(K, group_size)
     template = [
         ("T", x.dtype),
         ("Y", out or x.dtype),

@@ -80,7 +80,7 @@ class Layer:
         return tile.qmm_block(x, *weights, group_size=self.group_size, bits=self.bits, make=make, **choices)
 
     def few(self, x: mx.array, make: Make, **choices: Any) -> mx.array:
-        """One to four rows by the tile's twin."""
+        """One to three rows by the tile's twin."""
         weights = (self.w, self.scales, self.biases)
         return tile.qmm_few(x, *weights, group_size=self.group_size, bits=self.bits, make=make, **choices)
 

@@ -166,8 +166,8 @@ def test_qmm_block(emulator: Emulator, right: str, wrong: str, message: str) -> 
     ("right", "wrong"),
     [
         pytest.param(
-            "for (int place = 0; place < 8; place++) {\n#pragma unroll\n          for (int r",
-            "for (int place = 7; place >= 0; place--) {\n#pragma unroll\n          for (int r",
+            "for (int place = 0; place < 8; place++) {\n#pragma unroll\n            for (int r",
+            "for (int place = 7; place >= 0; place--) {\n#pragma unroll\n            for (int r",
             id="places backwards",
         ),
         pytest.param(
