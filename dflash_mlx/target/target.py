@@ -104,10 +104,15 @@ class Target:
         recurrent = [m for m in mixers if is_recurrent(m.cache)]
         check_rollback(caches, replayed=[m.cache for m in recurrent])
         self._row_wise = find_row_wise(mixers, self.kernels.device)
-        self._linears = Linears(self.model, self.kernels)
+        self.attach_linears()
         covered = {id(rows.module) for rows in self._row_wise}
         self._tapes = [Tape(m.module) for m in recurrent if id(m.module) not in covered]
         self._taps = Taps(self.layers, layer_ids)
+
+    def attach_linears(self) -> None:
+        """Give every linear layer its way of computing rows; part of `attach`, and of plain fast numerics."""
+        if self._linears is None:
+            self._linears = Linears(self.model, self.kernels)
 
     def detach(self) -> None:
         """Undo `attach`, what came last first."""
