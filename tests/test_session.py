@@ -79,7 +79,7 @@ def test_a_result_adds_up(pair: Session, held_out: list[str]) -> None:
     assert result.tau == sum(c.accepted + 1 for c in drafted) / len(drafted)
     assert all(c.drafted == c.accepted + len(c.rejected) for c in result.cycles)
     judged = [c for c in drafted if c.rejected and c.committed > c.accepted]
-    assert len(judged) > 3
+    assert judged
     assert all(c.rejected[0] != c.tokens[-1] for c in judged)  # which the target chose instead
     assert result.finish_reason == "length"
     assert result.prompt_tokens == len(pair.encode(held_out[1]))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import mlx.core as mx
 from dflash_metal import launch
+from dflash_metal.kernel import SMALLEST_ARRAY, Make
 
 from dflash_mlx.kernels.chip import Device
 from dflash_mlx.kernels.selftest import Format, SelfTest, Verdict, quantized_matmul
@@ -65,7 +66,7 @@ class Kernels:
     """
 
     device: Device = field(default_factory=Device.here)
-    make: launch.Make = mx.fast.metal_kernel
+    make: Make = mx.fast.metal_kernel
     one_row: Callable[..., mx.array] = quantized_matmul
     folder: Path | None = None
 
@@ -125,7 +126,7 @@ class Kernels:
         """What walks a drafter's candidates in one launch, or None and why not. May run its self-test."""
         if not self.device.metal:
             return None, "there is no GPU"
-        if not launch.SMALLEST_ARRAY <= candidates <= launch.MOST_CANDIDATES or rank < launch.SMALLEST_ARRAY:
+        if not SMALLEST_ARRAY <= candidates <= launch.MOST_CANDIDATES or rank < SMALLEST_ARRAY:
             return (
                 None,
                 f"{candidates} candidates of rank {rank}: the kernel takes 8 to 32, of rank 8 and more",

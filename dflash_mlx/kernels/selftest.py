@@ -13,6 +13,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 from dflash_metal import launch, reference
+from dflash_metal.kernel import Kernel, Make
 
 from dflash_mlx import memo
 from dflash_mlx.kernels.chip import Device
@@ -64,7 +65,7 @@ class SelfTest:
     """Tries kernels on random data; fields as those of `Kernels`."""
 
     device: Device
-    make: launch.Make
+    make: Make
     one_row: Callable[..., mx.array]
     folder: Path | None = None
 
@@ -90,9 +91,7 @@ class SelfTest:
         walk = self.selector_walk(16, 256, mx.bfloat16, again=True)
         return {**verdicts, "selector_walk, 16 candidates": walk}
 
-    def _judge(
-        self, kernel: launch.Kernel, name: str, differs: Callable[[], str | None], again: bool
-    ) -> Verdict:
+    def _judge(self, kernel: Kernel, name: str, differs: Callable[[], str | None], again: bool) -> Verdict:
         key = {
             "kernel": name,
             "source": hashlib.sha256((kernel.header + kernel.body).encode()).hexdigest(),
