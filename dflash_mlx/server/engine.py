@@ -9,14 +9,15 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from dflash_mlx.errors import DFlashError
-from dflash_mlx.events import Block, Event, Finished
+from dflash_mlx.events import Block, Finished
 from dflash_mlx.server.facts import Facts, Memory
+from dflash_mlx.server.jobs import Begun, Failed, Job, Queued, Step
 from dflash_mlx.server.metrics import Counts
 from dflash_mlx.server.refusals import Refusal
 from dflash_mlx.server.tokens import TokenTexts
@@ -30,36 +31,6 @@ MEMORY_EVERY = 0.25
 """Seconds between two looks at the memory while decoding."""
 
 
-@dataclass(frozen=True)
-class Queued:
-    """The request waits for this many others."""
-
-    ahead: int
-
-
-@dataclass(frozen=True)
-class Begun:
-    """The request is being worked on."""
-
-    prompt_tokens: int
-
-
-@dataclass(frozen=True)
-class Step:
-    """An event, and the texts of single tokens that it takes to report it."""
-
-    event: Event
-    texts: Mapping[int, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Failed:
-    """The request is over without a reply."""
-
-    error: BaseException
-
-
-Message = Queued | Begun | Step | Failed
 Progress = tuple[str, int, int]
 """A phase of loading, how much of it is done, and of how much."""
 
@@ -74,21 +45,6 @@ class Status:
     message: str | None = None
     progress: Progress | None = None
     facts: Facts | None = None
-
-
-@dataclass(eq=False)
-class Job:
-    """One request on its way through the engine.
-
-    Attributes:
-        deliver: takes what becomes of it; the last message is a `Step` with `Finished`, or `Failed`.
-        texts_of: which tokens of an event the receiver wants to read one by one.
-    """
-
-    prepared: "Prepared"
-    deliver: Callable[[Message], None]
-    texts_of: Callable[[Event], set[int]]
-    cancelled: bool = False
 
 
 class _Stopped(BaseException):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dflash_mlx.events import Block, Event, Finished, Prefilled, Prefilling, TokenLogprob
-from dflash_mlx.server.engine import Begun, Failed, Message, Queued, Step
+from dflash_mlx.server.jobs import Begun, Failed, Message, Queued, Step
 from dflash_mlx.server.refusals import encode, refusal
 from dflash_mlx.server.tally import Tally
 

@@ -9,8 +9,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from dflash_mlx.events import Finished
-from dflash_mlx.server.engine import Engine, Failed, Job, Message, Step
+from dflash_mlx.server.engine import Engine
 from dflash_mlx.server.frames import Frames
+from dflash_mlx.server.jobs import Failed, Job, Message, Step
 from dflash_mlx.server.refusals import CONTENT_TYPE, encode, refusal
 
 if TYPE_CHECKING:

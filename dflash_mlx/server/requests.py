@@ -1,7 +1,7 @@
 """JSON body of a request -> `Request`: pure, and the only place that knows clients' field names."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -266,9 +266,8 @@ def parse(body: bytes) -> Any:
     Raises:
         Refusal: there is none.
     """
-    parsers: Callable[[str], Any] = json.loads
     try:
-        return parsers(body.decode("utf-8"))
+        return json.loads(body.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise Refusal(400, f"the body is not valid JSON: {reason}", code="invalid_json") from None

@@ -17,7 +17,8 @@ import dflash_mlx.session
 from dflash_mlx import Block, Event, Finished, Prefilled, SamplingParams
 from dflash_mlx.decode import Take
 from dflash_mlx.errors import ModelError
-from dflash_mlx.server.engine import Engine, Job, Message
+from dflash_mlx.server.engine import Engine
+from dflash_mlx.server.jobs import Job, Message
 from dflash_mlx.session import Prepared
 from dflash_mlx.target.attach import Mixin, attach
 from dflash_mlx.text import Thinking
