@@ -55,13 +55,13 @@ class _RowWiseModule(Mixin):
             outputs.append(run(*row.args, **row.kwargs))
             if rows.cache is not None:
                 rows.states.append(list(rows.cache.cache))
-        if isinstance(outputs[0], tuple):
-            return tuple(_joined(parts) for parts in zip(*outputs, strict=True))
         return _joined(outputs)
 
 
 def _joined(outputs: Sequence[Any]) -> Any:
     """Rows side by side; what is no row, such as an offset, as the last row left it."""
+    if isinstance(outputs[0], tuple | list):
+        return tuple(_joined(parts) for parts in zip(*outputs, strict=True))
     is_rows = isinstance(outputs[0], mx.array) and outputs[0].ndim == 3
     return mx.concatenate(list(outputs), axis=1) if is_rows else outputs[-1]
 
@@ -102,9 +102,9 @@ def _output(module: nn.Module, call: Call) -> mx.array:
 class _RowByRow(Mixin):
     """Mixin of a linear layer: one matrix-vector product per row."""
 
-    def __call__(self, x: mx.array) -> mx.array:
+    def __call__(self, x: mx.array) -> Any:
         one = super().__call__
-        return mx.concatenate([one(x[:, i : i + 1]) for i in range(x.shape[1])], axis=1)
+        return _joined([one(x[:, i : i + 1]) for i in range(x.shape[1])]) if x.ndim == 3 else one(x)
 
 
 def _device_is_row_exact() -> bool:
