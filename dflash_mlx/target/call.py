@@ -13,8 +13,8 @@ from dflash_mlx.target.caches import Cache, is_cache, row_mask
 class Call:
     """Its arguments.
 
-    Rows are the arrays `[1, L, *]` of numbers, the first of them of three axes. Arrays `[L, 1]` are factors of
-    the rows, integers are the position of the first row; other arrays and strings are masks
+    Rows are the arrays `[1, L, *]` of numbers, the first of them of three axes. Arrays `[L, 1]` are factors
+    of the rows, integers are the position of the first row; other arrays and strings are masks
     `[*, L, context + L]`.
     """
 

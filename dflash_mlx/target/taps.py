@@ -30,8 +30,8 @@ class Taps:
         """
         if missing := [i for i in self._ids if i not in self._outputs]:
             raise UnsupportedTargetError(
-                f"layer {missing[0]} of this target is never called as a whole, so its output cannot be tapped; "
-                "decode it without a drafter (drafter 'none')"
+                f"layer {missing[0]} of this target is never called as a whole, so its output cannot be "
+                "tapped; decode it without a drafter (drafter 'none')"
             )
         taken = mx.concatenate([self._outputs[i] for i in self._ids], axis=-1)
         self._outputs.clear()
