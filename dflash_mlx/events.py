@@ -56,6 +56,8 @@ class Event:
         if name not in kinds:
             raise ValueError(f"event is {name!r}, expected one of {sorted(kinds)}")
         fields["tokens"] = tuple(fields["tokens"])
+        if "fallbacks" in fields:
+            fields["fallbacks"] = tuple(fields["fallbacks"])
         fields["logprobs"] = tuple(TokenLogprob.from_json(entry) for entry in fields["logprobs"])
         return kinds[name](**fields)
 
@@ -64,12 +66,15 @@ class Event:
 class Prefilled(Event):
     """The prompt is in the cache; `tokens` is the first token, chosen from the prompt's last row.
 
-    `seed` is the one that was given or drawn: with the same settings it gives the same reply.
+    Attributes:
+        seed: the one that was given or drawn: with the same settings it gives the same reply.
+        fallbacks: what runs slower than it could, because a kernel does not exist or failed here, and why.
     """
 
     prompt_tokens: int = 0
     seconds: float = 0.0
     seed: int = 0
+    fallbacks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -160,8 +160,7 @@ def statistics(result: Result, exactness: str) -> str:
         f"reply {len(result.tokens)} tokens at {result.decode_tokens_per_second:.1f} tokens/s "
         f"({result.finish_reason}), peak memory {peak_memory() / 1e9:.2f} GB"
     ]
-    if exactness != EXACT:
-        lines.append(exactness)
+    lines += [*result.fallbacks] if exactness == EXACT else [*result.fallbacks, exactness]
     if result.tau is not None:
         lines.append(f"tau {result.tau:.2f} tokens per verify cycle, the target's own included")
         counts = Counter(cycle.accepted + 1 for cycle in result.cycles if cycle.drafted)
@@ -181,6 +180,7 @@ def to_json(result: Result) -> dict[str, Any]:
         "seed": result.seed,
         "tokens": list(result.tokens),
         "finish_reason": result.finish_reason,
+        "fallbacks": list(result.fallbacks),
         "prompt_tokens": result.prompt_tokens,
         "tau": result.tau,
         "cycles": [

@@ -10,7 +10,8 @@ from dflash_mlx.chat_template import render
 from dflash_mlx.decode import Proposer, decode
 from dflash_mlx.drafter import Drafter, DrafterModel, load_drafter
 from dflash_mlx.errors import PairError, UsageError, WrongThreadError, memory_errors
-from dflash_mlx.events import Event, Finished
+from dflash_mlx.events import Event, Finished, Prefilled
+from dflash_mlx.kernels import MOST_ROWS, Walker
 from dflash_mlx.pairs import EMBEDDED
 from dflash_mlx.params import SamplingParams
 from dflash_mlx.result import Result, collect
@@ -38,6 +39,7 @@ class Session:
         drafter: the drafter network, or None.
         notes: what the user should know about how the pair was loaded.
         exactness: "exact" if speculation cannot change a token on this machine, else what differs.
+        fallbacks: what runs slower than it could, because a kernel does not exist or failed here, and why.
         prefill_step: prompt rows per forward pass, speculating or not.
     """
 
@@ -58,15 +60,28 @@ class Session:
         self.notes = notes
         self.prefill_step = prefill_step
         self.exactness = EXACT
+        self.fallbacks: tuple[str, ...] = ()
+        self._walker: Walker | None = None
         self._cancelled = threading.Event()
         self._owner = threading.get_ident()
         self._known_ids = 1 + max(tokenizer.get_vocab().values())
         if drafter is not None:
-            layer_ids = drafter.config.target_layer_ids
-            target.check_fit(drafter.config)
-            target.attach(layer_ids)
-            sizes = {*range(2, self.default_block_size + 1), drafter.config.block_size}
-            self.exactness = measure_exactness(target, sizes, layer_ids)
+            self._prepare(drafter)
+
+    def _prepare(self, drafter: DrafterModel) -> None:
+        """Attach the drafter to the target, and have every kernel compiled before the first reply."""
+        config = drafter.config
+        self.target.check_fit(config)
+        self.target.attach(config.target_layer_ids)
+        self.fallbacks = self.target.linears.fallbacks
+        if config.selector_rank and self.target.kernels.device.metal:
+            shape = config.selector_top_k, config.selector_rank, drafter.dtype
+            self._walker, problem = self.target.kernels.walker(*shape)
+            if problem:
+                self.fallbacks += (f"the candidate walk runs in MLX's own ops: {problem}",)
+        # More rows than a kernel takes are shared out to calls with fewer.
+        sizes = {*range(2, min(config.block_size, MOST_ROWS) + 1), config.block_size}
+        self.exactness = measure_exactness(self.target, sizes, config.target_layer_ids)
 
     # --- prompts ------------------------------------------------------------------------------
 
@@ -131,7 +146,7 @@ class Session:
         block_size = self._block_size(block_size)
         sampler = Sampler(params, ids, self.target.vocab_size, self._known_ids)
         reply = Reply(self.tokenizer, eos=self._eos, stop=tuple(params.stop), thinking=thinking)
-        drafter = Drafter(self.drafter) if self.drafter is not None and speculative else None
+        drafter = Drafter(self.drafter, self._walker) if self.drafter is not None and speculative else None
         self._cancelled.clear()
         return self._events(ids, sampler, reply, drafter, block_size, max_tokens)
 
@@ -187,10 +202,12 @@ class Session:
             prefill_step=self.prefill_step,
             cancelled=self._cancelled.is_set,
         )
+        fallbacks = () if drafter is None else self.fallbacks
         with memory_errors():
             for event in events:
                 text, thought = reply.finish() if isinstance(event, Finished) else reply.drain()
-                yield replace(event, text=text, reasoning=thought)
+                event = replace(event, text=text, reasoning=thought)
+                yield replace(event, fallbacks=fallbacks) if isinstance(event, Prefilled) else event
                 self._check_thread()
 
     @property

@@ -65,7 +65,7 @@ def find_ends(model: nn.Module) -> Ends:
     embedding = next((s.module for s in seen if _is_ids(s.given) and s.out.ndim == 3), None)
     head = next((s for s in reversed(seen) if s.out.shape == logits.shape), None)
     norm = next((s.module for s in seen if head is not None and s.out is head.given), None)
-    return Ends(embedding, norm, None if head is None else head.function, logits.shape[-1])
+    return Ends(embedding, norm, None if head is None else head.again, logits.shape[-1])
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,11 @@ class _Seen:
     out: mx.array
     as_linear: bool
 
-    @property
-    def function(self) -> Callable[[mx.array], mx.array]:
-        return cast(Any, self.module).as_linear if self.as_linear else self.module
+    def again(self, given: mx.array) -> mx.array:
+        """The same call on something else."""
+        module: Any = self.module
+        out: mx.array = module.as_linear(given) if self.as_linear else module(given)
+        return out
 
 
 def _is_ids(given: mx.array) -> bool:

@@ -8,12 +8,14 @@ from mlx import nn
 
 from dflash_mlx.config import DrafterConfig
 from dflash_mlx.errors import PairError, UnsupportedTargetError, one_line
+from dflash_mlx.kernels import Kernels
 from dflash_mlx.target.caches import Cache, Checkpoint, check_rollback, is_recurrent, make_cache
 from dflash_mlx.target.embedding import embedding_scale
 from dflash_mlx.target.ends import find_ends
+from dflash_mlx.target.linears import Linears
 from dflash_mlx.target.mixers import find_mixers
 from dflash_mlx.target.replay import Tape
-from dflash_mlx.target.rowwise import RowWise, find_branching
+from dflash_mlx.target.rowwise import RowWise, find_row_wise
 from dflash_mlx.target.taps import Taps
 from dflash_mlx.target.window import LARGEST_BLOCK
 
@@ -26,14 +28,19 @@ class Target:
         context_length: positions that it was made for, or None where its config does not say.
         quantized: whether any layer's weights are quantized, experts included.
         vocab_size: width of the logits.
+        kernels: what the linear layers of a verify pass are computed with.
     """
 
-    def __init__(self, model: nn.Module, context_length: int | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, context_length: int | None = None, kernels: Kernels | None = None
+    ) -> None:
         self.model = model
         self.context_length = context_length
         self.quantized = any("scales" in m for m in model.modules())
         self._ends = find_ends(model)
         self.vocab_size = self._ends.vocab_size
+        self.kernels = kernels or Kernels()
+        self._linears: Linears | None = None
         self._taps: Taps | None = None
         self._tapes: list[Tape] = []
         self._row_wise: list[RowWise] = []
@@ -125,18 +132,24 @@ class Target:
             )
         recurrent = [m for m in mixers if is_recurrent(m.cache)]
         check_rollback(caches, replayed=[m.cache for m in recurrent])
-        self._row_wise = [RowWise(module) for module in find_branching(mixers)]
+        self._row_wise = find_row_wise(mixers, self.kernels.device)
+        self._linears = Linears(self.model, self.kernels)
         covered = {id(rows.module) for rows in self._row_wise}
         self._tapes = [Tape(m.module) for m in recurrent if id(m.module) not in covered]
 
     def detach(self) -> None:
-        """Undo `attach`."""
-        parts: list[Taps | Tape | RowWise] = [*self._tapes, *self._row_wise]
-        if self._taps is not None:
-            parts.append(self._taps)
-        for undo in (undo for part in parts for undo in part.undos):
+        """Undo `attach`, what came last first."""
+        parts: list[Taps | Tape | RowWise | Linears | None]
+        parts = [self._taps, *self._row_wise, self._linears, *self._tapes]
+        for undo in (undo for part in reversed(parts) if part for undo in reversed(part.undos)):
             undo()
-        self._taps, self._tapes, self._row_wise = None, [], []
+        self._taps, self._tapes, self._row_wise, self._linears = None, [], [], None
+
+    @property
+    def linears(self) -> Linears:
+        """Which way each linear layer takes in a verify pass, once attached."""
+        assert self._linears is not None
+        return self._linears
 
     # --- decoding -----------------------------------------------------------------------------
 
@@ -183,3 +196,5 @@ class Target:
             tape.recording = on
         for module in self._row_wise:
             module.active = on
+        if self._linears is not None:
+            self._linears.active = on

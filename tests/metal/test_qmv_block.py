@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import version
+from pathlib import Path
 
 import mlx.core as mx
 import pytest
@@ -170,3 +171,18 @@ def test_rows_are_one_to_eight() -> None:
 )
 def test_summation_by_version(release: str, in_float: bool) -> None:
     assert launch.sums_in_float(release) == in_float
+
+
+def test_the_documented_bytes_are_those_read(emulator: Emulator) -> None:
+    """Else: what this test says belongs between the marks of the page."""
+    lines = ["| bits | rows | packed weights | of their size | scales and biases | x |", "| --- " * 6 + "|"]
+    for bits in launch.BITS:
+        layer = Layer.random(48, 1024, group_size=64, bits=bits, dtype=mx.bfloat16)
+        for M in ROWS:
+            layer.block(M, emulator.metal_kernel)
+            read = emulator.traffic.read
+            size, scales = read["w"] / layer.w.nbytes, read["scales"] + read["biases"]
+            lines.append(f"| {bits} | {M} | {read['w']:,} | {size:.2f} | {scales:,} | {read['x']:,} |")
+    page = (Path(__file__).parents[2] / "docs" / "kernels.md").read_text(encoding="utf-8")
+    written = page.partition("<!-- bytes -->\n")[2].partition("<!-- end -->")[0]
+    assert written == "\n".join([*lines, ""])
