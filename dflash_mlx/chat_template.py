@@ -23,6 +23,26 @@ EFFORTS = {
 }
 """Variables that say how much, and what the models that read them know where the template does not say."""
 
+CHANNELS = {
+    ("<|channel|>", "<|message|>"): Thinking(  # gpt-oss
+        "<|channel|>analysis<|message|>",
+        "<|channel|>final<|message|>",
+        open=False,
+        others=(
+            ("<|channel|>commentary<|message|>", False),
+            ("<|end|>", None),
+            ("<|start|>assistant", None),
+        ),
+    ),
+    ("<|eom|>", "<|message|>"): Thinking(  # Muse
+        "to=self<|message|>",
+        "to=user<|message|>",
+        open=False,
+        others=(("to=commentary<|message|>", False), ("<|eom|>", None), ("<|start|>assistant ", None)),
+    ),
+}
+"""Markers of replies in several messages, each of which says whom it is for, by tokens of such models."""
+
 Settings = dict[str, Any]
 """Template variables."""
 
@@ -89,7 +109,8 @@ def _chosen(tokenizer: Any, level: str) -> Settings:
 def _thinking(tokenizer: Any, prompt: str) -> Thinking | None:
     """The markers, which are open if they are the last thing in the prompt: messages may hold markers too."""
     if not tokenizer.has_thinking:
-        return None
+        vocabulary = tokenizer.get_vocab()
+        return next((t for tokens, t in CHANNELS.items() if vocabulary.keys() >= set(tokens)), None)
     start = tokenizer.think_start
     return Thinking(start, tokenizer.think_end, open=prompt.rstrip().endswith(start))
 

@@ -15,11 +15,13 @@ class Thinking:
         start: the text that begins it.
         end: the text that ends it.
         open: the prompt already ends with `start`, so that the reply begins inside.
+        others: further markers, each with whether reasoning follows; None: what was before goes on.
     """
 
     start: str
     end: str
     open: bool
+    others: tuple[tuple[str, bool | None], ...] = ()
 
 
 class Reply:
@@ -175,7 +177,10 @@ class _Splitter:
     """
 
     def __init__(self, thinking: Thinking | None) -> None:
-        self._markers: tuple[str, ...] = () if thinking is None else (thinking.start, thinking.end)
+        self._follows: dict[str, bool | None] = {}  # by marker, as in `Thinking.others`
+        if thinking is not None:
+            self._follows = {thinking.start: True, thinking.end: False, **dict(thinking.others)}
+        self._markers = tuple(self._follows)
         self.inside = thinking is not None and thinking.open
         self.held = ""  # the end of the text, while it may be the beginning of a marker
         self._fresh = self.inside  # nothing but newlines since the last marker
@@ -188,9 +193,10 @@ class _Splitter:
         while found := _first(text, self._markers):
             at, marker = found
             parts.append(self._part(text[:at]))
-            if marker == self._markers[0]:
+            follows = self._follows[marker]
+            if follows:
                 parts.append((self.inside, self._newlines))
-            self.inside = marker == self._markers[0]
+            self.inside = self.inside if follows is None else follows
             self._fresh, self._newlines = True, ""
             text = text[at + len(marker) :]
         sure = len(text) - _beginning(text, self._markers)

@@ -109,7 +109,7 @@ _SIZES: dict[str, Any] = {
     "group_norm_size": 2,
     "index_head_dim": 32,
     "index_n_heads": 2,
-    "index_topk": 16,
+    "index_topk": WINDOW,
     "embedding_multiplier": 2.0,
     "attention_multiplier": 0.2,
     "logits_scaling": 2.0,
