@@ -23,7 +23,7 @@ EFFORTS = {
 }
 """Variables that say how much, and what the models that read them know where the template does not say."""
 
-CHANNELS = {
+CHANNELS: dict[tuple[str, ...], Thinking] = {
     ("<|channel|>", "<|message|>"): Thinking(  # gpt-oss
         "<|channel|>analysis<|message|>",
         "<|channel|>final<|message|>",

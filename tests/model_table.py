@@ -39,7 +39,8 @@ def page() -> str:
     text = PAGE.read_text(encoding="utf-8")
     for name, lines in tables.items():
         marked = re.compile(rf"(<!-- models: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
-        text = marked.sub(lambda m, lines=lines: m[1] + "\n".join(lines) + "\n" + m[2], text)
+        table = "\n".join(lines).replace("\\", r"\\")
+        text = marked.sub(rf"\g<1>{table}\n\g<2>", text)
     return text
 
 
@@ -49,8 +50,8 @@ def published_line(name: str) -> str:
     if target.family is None:
         return f"| {name} | none | DFlash | no: mlx-lm has no model for it | |"
     if target.drafter is None:
-        found = prove_target(zoo_model(target.family))
-        return f"| {name} | `{target.family}` | DFlash | later: the target alone is {found} | none |"
+        alone = prove_target(zoo_model(target.family))
+        return f"| {name} | `{target.family}` | DFlash | later: the target alone is {alone} | none |"
     raw = PUBLIC[target.drafter][0]
     decode_pair(target.family, json.dumps(shrunk(raw), sort_keys=True))
     found = {family_outcome(target.family, quantization) for quantization in QUANTIZATIONS}

@@ -54,9 +54,7 @@ class Ends:
 def find_ends(model: nn.Module) -> Ends:
     """Probe a target; nothing is evaluated."""
     seen: list[_Seen] = []
-    leaves: Any = tree_flatten(model.leaf_modules(), is_leaf=lambda m: isinstance(m, nn.Module))
-    modules = {id(leaf): leaf for _, leaf in leaves}  # a tied module is one
-    undos = [attach(leaf, _Witness, _seen=seen) for leaf in modules.values()]
+    undos = [attach(module, _Witness, _seen=seen) for module in _single(model).values()]
     try:
         logits = model(mx.array(TOKENS), cache=make_cache(model))
     finally:
@@ -65,7 +63,12 @@ def find_ends(model: nn.Module) -> Ends:
     embedding = next((s.module for s in seen if _is_ids(s.given) and s.out.ndim == 3), None)
     head = next((s for s in reversed(seen) if s.out.shape == logits.shape), None)
     norm = next((s.module for s in seen if head is not None and s.out is head.given), None)
-    return Ends(embedding, norm, None if head is None else head.again, logits.shape[-1])
+    return Ends(embedding, norm, None if head is None else _function(head), logits.shape[-1])
+
+
+def _single(model: nn.Module) -> dict[int, nn.Module]:
+    """The modules that are one step of the pass, by identity: without children, or an adapter around one."""
+    return {id(m): m for m in model.modules() if "lora_a" in m or not tree_flatten(m.children())}
 
 
 @dataclass(frozen=True)
@@ -77,11 +80,11 @@ class _Seen:
     out: mx.array
     as_linear: bool
 
-    def again(self, given: mx.array) -> mx.array:
-        """The same call on something else."""
-        module: Any = self.module
-        out: mx.array = module.as_linear(given) if self.as_linear else module(given)
-        return out
+
+def _function(call: _Seen) -> Callable[[mx.array], mx.array]:
+    """The same call on something else. It holds no array, whose graph would keep replaced weights alive."""
+    module: Any = call.module
+    return (lambda rows: module.as_linear(rows)) if call.as_linear else (lambda rows: module(rows))
 
 
 def _is_ids(given: mx.array) -> bool:
@@ -99,7 +102,7 @@ class _Witness(Mixin):
         return out
 
     def as_linear(self, *args: Any) -> Any:
-        out = super().as_linear(*args)  # type: ignore[misc]  # of an embedding's class, which follows
+        out = super().as_linear(*args)
         self._report(out, args, as_linear=True)
         return out
 

@@ -167,7 +167,7 @@ class _RowByRow(Mixin):
         rows = [one(x[:, i : i + 1]) for i in range(x.shape[1])]
         if isinstance(rows[0], mx.array):
             return mx.concatenate(rows, axis=1)
-        return [mx.concatenate(parts, axis=1) for parts in zip(*rows, strict=True)]
+        return [mx.concatenate(list(parts), axis=1) for parts in zip(*rows, strict=True)]
 
 
 def _device_is_row_exact() -> bool:
