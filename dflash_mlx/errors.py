@@ -2,6 +2,7 @@
 
     DFlashError                    exit code 1, HTTP 500
     ├── UsageError (ValueError)    exit code 2, HTTP 400   a parameter or a prompt that cannot be honoured
+    │   └── ContextLengthError     a prompt that leaves no room for a reply
     ├── ModelError                 exit code 3, HTTP 503   something about the files or the models
     │   ├── ConfigError            a drafter config that is not one, or contradicts itself
     │   ├── CheckpointError        weights that are missing, truncated, or of another shape
@@ -30,6 +31,10 @@ class UsageError(DFlashError, ValueError):
 
     exit_code = 2
     http_status = 400
+
+
+class ContextLengthError(UsageError):
+    """A prompt that leaves no room for a reply in the model's context."""
 
 
 class ModelError(DFlashError):

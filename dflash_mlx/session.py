@@ -2,23 +2,23 @@
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from dflash_mlx import hub
-from dflash_mlx.chat_template import render
+from dflash_mlx.chat_template import levels, render
 from dflash_mlx.decode import Proposer, decode
 from dflash_mlx.drafter import Drafter, DrafterModel, load_drafter
-from dflash_mlx.errors import PairError, UsageError, WrongThreadError, memory_errors
+from dflash_mlx.errors import ContextLengthError, PairError, UsageError, WrongThreadError, memory_errors
 from dflash_mlx.events import Event, Finished, Prefilled
 from dflash_mlx.kernels import MOST_ROWS, Walker
 from dflash_mlx.pairs import EMBEDDED
 from dflash_mlx.params import SamplingParams
 from dflash_mlx.result import Result, collect
-from dflash_mlx.sampling import Sampler
+from dflash_mlx.sampling import Sampler, check_bias
 from dflash_mlx.target import Target, load_target
 from dflash_mlx.target.exactness import EXACT, measure_exactness
-from dflash_mlx.target.load import Tokenizer
+from dflash_mlx.target.load import Progress, Tokenizer
 from dflash_mlx.text import Reply, Thinking
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
@@ -28,10 +28,29 @@ QUANTIZED_BLOCK = 5
 """Rows beyond which MLX's quantized matmul reads the weights a second time."""
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A request that was checked, with all that it leaves open decided: running it will not refuse it.
+
+    Attributes:
+        ids: the prompt.
+        thinking: the markers of the reply's reasoning, if any are known.
+        max_tokens: of the reply, within the context; None: the context's length is not known.
+    """
+
+    ids: tuple[int, ...]
+    thinking: Thinking | None
+    params: SamplingParams
+    block_size: int
+    speculative: bool
+    max_tokens: int | None
+
+
 class Session:
     """A target, its tokenizer and, unless it only decodes plainly, the drafter made for it.
 
-    Everything of MLX belongs to the thread that made the session; `cancel` may be called from any.
+    Everything of MLX belongs to the thread that made the session; `cancel` may be called from any, and
+    `prepare` from any, one at a time.
 
     Attributes:
         target: the target.
@@ -41,6 +60,7 @@ class Session:
         exactness: "exact" if speculation cannot change a token on this machine, else what differs.
         fallbacks: what runs slower than it could, because a kernel does not exist or failed here, and why.
         prefill_step: prompt rows per forward pass, speculating or not.
+        defaults: how the model's makers sample from it; what `stream` does without parameters is greedy.
     """
 
     def __init__(
@@ -51,6 +71,7 @@ class Session:
         *,
         notes: tuple[str, ...] = (),
         prefill_step: int = 2048,
+        defaults: SamplingParams | None = None,
     ) -> None:
         if prefill_step < 1:
             raise UsageError(f"prefill_step is {prefill_step}: it must be a positive integer")
@@ -59,6 +80,7 @@ class Session:
         self.drafter = drafter
         self.notes = notes
         self.prefill_step = prefill_step
+        self.defaults = defaults or SamplingParams()
         self.exactness = EXACT
         self.fallbacks: tuple[str, ...] = ()
         self._walker: Walker | None = None
@@ -66,9 +88,9 @@ class Session:
         self._owner = threading.get_ident()
         self._known_ids = 1 + max(tokenizer.get_vocab().values())
         if drafter is not None:
-            self._prepare(drafter)
+            self._attach(drafter)
 
-    def _prepare(self, drafter: DrafterModel) -> None:
+    def _attach(self, drafter: DrafterModel) -> None:
         """Attach the drafter to the target, and have every kernel compiled before the first reply."""
         config = drafter.config
         self.target.check_fit(config)
@@ -93,14 +115,43 @@ class Session:
         """
         return self._encode(prompt, reasoning)[0]
 
-    def _encode(self, prompt: Prompt, reasoning: str | None) -> tuple[list[int], Thinking | None]:
+    def prepare(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        block_size: int | None = None,
+        speculative: bool = True,
+        reasoning: str | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> Prepared:
+        """Check a request and turn its prompt into ids, for `run`; uses nothing of MLX.
+
+        Arguments and errors as for `stream`; `variables` sets what else the model's chat template reads.
+        """
+        params = params or SamplingParams()
+        ids, thinking = self._encode(prompt, reasoning, variables)
+        check_bias(params, self.target.vocab_size)
+        return Prepared(
+            tuple(ids),
+            thinking,
+            params,
+            self._block_size(block_size),
+            speculative,
+            self._max_tokens(ids, params),
+        )
+
+    def _encode(
+        self, prompt: Prompt, reasoning: str | None, variables: Mapping[str, Any] | None = None
+    ) -> tuple[list[int], Thinking | None]:
         thinking = None
         if prompt and _all(prompt, Mapping):
             messages = [dict(cast(Mapping[str, Any], message)) for message in prompt]
-            rendered = render(self.tokenizer, messages, reasoning=reasoning)
+            rendered = render(self.tokenizer, messages, reasoning=reasoning, variables=variables)
             ids, thinking = list(rendered.ids), rendered.thinking
-        elif reasoning is not None:
-            raise UsageError(f"reasoning is {reasoning!r}: it needs messages, a raw prompt has no template")
+        elif reasoning is not None or variables:
+            name, value = ("reasoning", reasoning) if reasoning is not None else ("variables", variables)
+            raise UsageError(f"{name} is {value!r}: it needs messages, a raw prompt has no template")
         elif isinstance(prompt, str):
             ids = self.tokenizer.encode(prompt)
         elif _all(prompt, int):
@@ -140,15 +191,20 @@ class Session:
             WrongThreadError: the session belongs to another thread.
         """
         self._check_thread()
-        params = params or SamplingParams()
-        ids, thinking = self._encode(prompt, reasoning)
-        max_tokens = self._max_tokens(ids, params)
-        block_size = self._block_size(block_size)
-        sampler = Sampler(params, ids, self.target.vocab_size, self._known_ids)
-        reply = Reply(self.tokenizer, eos=self._eos, stop=tuple(params.stop), thinking=thinking)
-        drafter = Drafter(self.drafter, self._walker) if self.drafter is not None and speculative else None
+        return self.run(
+            self.prepare(prompt, params, block_size=block_size, speculative=speculative, reasoning=reasoning)
+        )
+
+    def run(self, request: Prepared) -> Iterator[Event]:
+        """Decode what `prepare` made ready; errors as for `stream`."""
+        self._check_thread()
+        params = request.params
+        sampler = Sampler(params, request.ids, self.target.vocab_size, self._known_ids)
+        reply = Reply(self.tokenizer, eos=self._eos, stop=tuple(params.stop), thinking=request.thinking)
+        network = self.drafter if request.speculative else None
+        drafter = None if network is None else Drafter(network, self._walker)
         self._cancelled.clear()
-        return self._events(ids, sampler, reply, drafter, block_size, max_tokens)
+        return self._events(request.ids, sampler, reply, drafter, request.block_size, request.max_tokens)
 
     def generate(
         self,
@@ -176,13 +232,23 @@ class Session:
         trained = self.drafter.config.block_size
         return min(trained, QUANTIZED_BLOCK) if self.target.quantized else trained
 
+    @property
+    def reasoning_levels(self) -> tuple[str, ...]:
+        """What `reasoning` may be, from none to most."""
+        return levels(self.tokenizer)
+
+    def limit_context(self, tokens: int) -> None:
+        """Refuse what would need a longer context than this, though the target could read it."""
+        known = self.target.context_length
+        self.target.context_length = tokens if known is None else min(tokens, known)
+
     def close(self) -> None:
         """Leave the target model as mlx-lm loaded it."""
         self.target.detach()
 
     def _events(
         self,
-        ids: list[int],
+        ids: Sequence[int],
         sampler: Sampler,
         reply: Reply,
         drafter: Proposer | None,
@@ -227,7 +293,7 @@ class Session:
             return params.max_tokens
         left = limit - len(ids)
         if left < 1:
-            raise UsageError(
+            raise ContextLengthError(
                 f"the prompt has {len(ids)} tokens: this model's maximum context length is {limit} tokens"
             )
         return left if params.max_tokens is None else min(left, params.max_tokens)
@@ -257,6 +323,7 @@ def load(
     draft_bits: int | None = None,
     dequantize: bool = False,
     prefill_step: int = 2048,
+    progress: Progress | None = None,
 ) -> Session:
     """Load a pair.
 
@@ -267,6 +334,7 @@ def load(
         draft_bits: quantize the drafter's linear layers to 4 or 8 bits.
         dequantize: turn a quantized target into float32.
         prefill_step: prompt rows per forward pass.
+        progress: called with the bytes of the target that are in memory, and that there will be.
 
     Raises:
         ModelError: a model cannot be found, read, or used, or the two do not belong together.
@@ -284,7 +352,12 @@ def load(
         None if drafter == "none" else load_drafter(hub.resolve(drafter, draft_revision), bits=draft_bits)
     )
     with memory_errors():
-        loaded = load_target(folder, dequantize=dequantize)
+        loaded = load_target(folder, dequantize=dequantize, progress=progress)
         return Session(
-            loaded.target, loaded.tokenizer, network, notes=loaded.notes, prefill_step=prefill_step
+            loaded.target,
+            loaded.tokenizer,
+            network,
+            notes=loaded.notes,
+            prefill_step=prefill_step,
+            defaults=loaded.defaults,
         )

@@ -43,6 +43,8 @@ def prove_target(
     try:
         target.attach((0, max(0, len(target.layers) - 2)))
     except UnsupportedTargetError as refused:
+        logits, _ = target.forward(mx.array(tokens(3)), target.make_cache())
+        assert mx.isfinite(logits).all(), "it does not even decode plainly"
         return f"refused: {str(refused).partition(REMEDY)[0]}"
     block_caches, cold_caches = target.make_cache(), target.make_cache()
     for caches in (block_caches, cold_caches):

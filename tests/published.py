@@ -1,6 +1,6 @@
 """Public drafters: their configs as published, and what they mean.
 
-Values that neither configs nor cards are known to state (some widths and depths) are those of `flat`.
+Values that are not known (some widths, depths and ids) are made up, and not among those compared.
 """
 
 from __future__ import annotations

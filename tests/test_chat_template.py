@@ -256,3 +256,87 @@ def test_a_model_that_mlx_lm_renders_in_python_has_its_switch() -> None:
     assert text(tokenizer, "on") == text(tokenizer) == "Be kind.<think>"
     assert render(tokenizer, MESSAGES).thinking == Thinking("<think>", "</think>", open=True)
     assert levels(wrapper(None, markers=(), function=function)) == ()
+
+
+# --- system messages and variables ----------------------------------------------------------------
+
+LATE = [
+    {"role": "user", "content": "a"},
+    {"role": "system", "content": "Be kind."},
+    {"role": "user", "content": "b"},
+    {"role": "system", "content": "Be brief."},
+]
+FIRST_ONLY = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('system later') }}{% endif %}{% endfor %}" + TURNS
+)
+DROPPING = (
+    "{% for m in messages %}{% if m.role != 'system' or loop.first %}<|{{ m.role }}|>{{ m.content }}\n"
+    "{% endif %}{% endfor %}"
+)
+IN_FRONT = "<|system|>Be kind.\n\nBe brief.\n<|user|>a\n<|user|>b\n"
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (TURNS, "<|user|>a\n<|system|>Be kind.\n<|user|>b\n<|system|>Be brief.\n"),
+        (FIRST_ONLY, IN_FRONT),
+        (DROPPING, IN_FRONT),
+    ],
+)
+def test_a_system_message_that_is_refused_or_dropped_is_merged_in_front(template: str, expected: str) -> None:
+    assert text(wrapper(template), messages=LATE) == expected
+
+
+def test_two_system_messages_at_the_beginning_become_one_where_they_must() -> None:
+    both = [LATE[1], LATE[3], LATE[0], LATE[2]]
+    assert text(wrapper(FIRST_ONLY), messages=both) == IN_FRONT
+    with pytest.raises(UsageError, match="no system"):
+        render(wrapper("{{ raise_exception('no system') }}"), both)
+
+
+def test_variables_that_the_template_reads_may_be_set() -> None:
+    tokenizer = wrapper("{{ greeting }}" + SWITCH)
+    ids = render(
+        tokenizer, MESSAGES, reasoning="on", variables={"greeting": "Hi.", "enable_thinking": False}
+    ).ids
+    prompt = str(tokenizer.decode(list(ids)))
+    assert prompt.startswith("Hi.<|system|>")
+    assert prompt.endswith("</think>\n\n")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "unread",
+        "messages",
+        "tools",
+        "chat_template",
+        "tokenize",
+        "conversation",
+        "continue_final_message",
+        "add_generation_prompt",
+        "eos_token",
+        "raise_exception",
+        "range",
+        "__class__",
+    ],
+)
+def test_no_other_variable_can_be_set(name: str) -> None:
+    template = "{{ tools }}{{ eos_token }}{{ range(1) }}" + TURNS + REPLY
+    with pytest.raises(UsageError, match=f"{name!r} is no variable of .*: it reads none"):
+        render(wrapper(template), MESSAGES, variables={name: "x"})
+
+
+def test_a_python_template_has_its_switch_and_no_other_variable() -> None:
+    def function(messages: Any, enable_thinking: bool, **_: Any) -> str:
+        return f"{enable_thinking}"
+
+    tokenizer = wrapper(None, function=function)
+    assert (
+        tokenizer.decode(list(render(tokenizer, MESSAGES, variables={"enable_thinking": False}).ids))
+        == "False"
+    )
+    with pytest.raises(UsageError, match="it reads enable_thinking"):
+        render(tokenizer, MESSAGES, variables={"tools": []})

@@ -19,6 +19,7 @@ from dflash_mlx import (
     OutOfMemoryError,
     PairError,
     Prefilled,
+    Prefilling,
     SamplingParams,
     Session,
     UsageError,
@@ -76,6 +77,10 @@ def test_a_result_adds_up(pair: Session, held_out: list[str]) -> None:
     result = pair.generate(held_out[1], PARAMS)
     drafted = [c for c in result.cycles if c.drafted]
     assert result.tau == sum(c.accepted + 1 for c in drafted) / len(drafted)
+    assert all(c.drafted == c.accepted + len(c.rejected) for c in result.cycles)
+    judged = [c for c in drafted if c.rejected and c.committed > c.accepted]
+    assert len(judged) > 3
+    assert all(c.rejected[0] != c.tokens[-1] for c in judged)  # which the target chose instead
     assert result.finish_reason == "length"
     assert result.prompt_tokens == len(pair.encode(held_out[1]))
     assert result.prefill_seconds > 0 < result.decode_seconds
@@ -350,6 +355,8 @@ def test_the_prefill_step_is_one_setting_for_every_path(held_out: list[str]) -> 
     for speculative in (True, False):
         result = session.generate(ids, SamplingParams(max_tokens=16), speculative=speculative)
         assert list(result.tokens) == stock
+    told = [(e.done, e.total) for e in session.stream(ids, PARAMS) if isinstance(e, Prefilling)]
+    assert told == [(done, len(ids)) for done in range(8, len(ids) - 1, 8)]
     with pytest.raises(UsageError, match="prefill_step is 0"):
         load(prefill_step=0)
 
