@@ -30,17 +30,13 @@ CHANNELS: dict[tuple[str, ...], Thinking] = {
         "<|channel|>analysis<|message|>",
         "<|channel|>final<|message|>",
         open=False,
-        others=(
-            ("<|channel|>commentary<|message|>", False),
-            ("<|end|>", None),
-            ("<|start|>assistant", None),
-        ),
+        others=("<|channel|>commentary<|message|>", "<|end|>", "<|start|>assistant"),
     ),
     ("<|eom|>", "<|message|>"): Thinking(  # Muse
         "to=self<|message|>",
         "to=user<|message|>",
         open=False,
-        others=(("to=commentary<|message|>", False), ("<|eom|>", None), ("<|start|>assistant ", None)),
+        others=("to=commentary<|message|>", "<|eom|>", "<|start|>assistant "),
     ),
 }
 """Markers of replies in several messages, each of which says whom it is for, by tokens of such models."""

@@ -15,13 +15,13 @@ class Thinking:
         start: the text that begins it.
         end: the text that ends it.
         open: the prompt already ends with `start`, so that the reply begins inside.
-        others: further markers, each with whether reasoning follows; None: what was before goes on.
+        others: further markers that end it.
     """
 
     start: str
     end: str
     open: bool
-    others: tuple[tuple[str, bool | None], ...] = ()
+    others: tuple[str, ...] = ()
 
 
 class Reply:
@@ -177,10 +177,9 @@ class _Splitter:
     """
 
     def __init__(self, thinking: Thinking | None) -> None:
-        self._follows: dict[str, bool | None] = {}  # by marker, as in `Thinking.others`
+        self._markers: tuple[str, ...] = ()
         if thinking is not None:
-            self._follows = {thinking.start: True, thinking.end: False, **dict(thinking.others)}
-        self._markers = tuple(self._follows)
+            self._markers = (thinking.start, thinking.end, *thinking.others)
         self.inside = thinking is not None and thinking.open
         self.held = ""  # the end of the text, while it may be the beginning of a marker
         self._fresh = self.inside  # nothing but newlines since the last marker
@@ -193,10 +192,9 @@ class _Splitter:
         while found := _first(text, self._markers):
             at, marker = found
             parts.append(self._part(text[:at]))
-            follows = self._follows[marker]
-            if follows:
+            if marker == self._markers[0]:
                 parts.append((self.inside, self._newlines))
-            self.inside = self.inside if follows is None else follows
+            self.inside = marker == self._markers[0]
             self._fresh, self._newlines = True, ""
             text = text[at + len(marker) :]
         sure = len(text) - _beginning(text, self._markers)

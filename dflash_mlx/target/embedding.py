@@ -14,7 +14,7 @@ from dflash_mlx.target.caches import make_cache
 
 
 def embedding_scale(model: nn.Module, embedding: nn.Module, first_layer: nn.Module, width: int) -> float:
-    """The factor, or 1 where the first layer's input is no multiple of the embedding, or nobody calls it.
+    """The factor, or 1 where the first layer's input is no multiple of the embedding.
 
     A norm between the two (Muse Glimmer) is the target's own: drafters were trained on the rows before it.
 
@@ -23,7 +23,6 @@ def embedding_scale(model: nn.Module, embedding: nn.Module, first_layer: nn.Modu
     """
     rows = mx.broadcast_to(mx.array([1.0, 2.0])[None, :, None], (1, 2, width))
     undos = [attach(embedding, _Known, _rows=rows), attach(first_layer, _Entrance)]
-    arrived = mx.zeros(0)
     try:
         model(mx.array([[0, 0]]), cache=make_cache(model))
     except _Entered as entered:
@@ -31,10 +30,9 @@ def embedding_scale(model: nn.Module, embedding: nn.Module, first_layer: nn.Modu
     finally:
         for undo in undos:
             undo()
-    if arrived.shape != rows.shape:
-        return 1.0
     scale = float(cast(float, arrived.flatten()[0].item()))
-    return scale if mx.array_equal(arrived, rows * scale).item() else 1.0
+    scaled = arrived.shape == rows.shape and mx.array_equal(arrived, rows * scale).item()
+    return scale if scaled else 1.0
 
 
 class _Known(Mixin):

@@ -7,7 +7,7 @@ import mlx.core as mx
 from mlx import nn
 
 from dflash_mlx.config import DrafterConfig
-from dflash_mlx.errors import PairError, UnsupportedTargetError, one_line
+from dflash_mlx.errors import DFlashError, PairError, UnsupportedTargetError, memory_errors, one_line
 from dflash_mlx.kernels import Kernels
 from dflash_mlx.target.caches import Cache, Checkpoint, check_rollback, is_recurrent, make_cache
 from dflash_mlx.target.embedding import embedding_scale
@@ -111,11 +111,13 @@ class Target:
         """
         self.detach()
         try:
-            self._attach(layer_ids)
+            with memory_errors():
+                self._attach(layer_ids)
+        except DFlashError:
+            self.detach()
+            raise
         except Exception as error:  # a family that is not as the probes expect may raise anything
             self.detach()
-            if isinstance(error, UnsupportedTargetError):
-                raise
             raise UnsupportedTargetError(
                 f"this target cannot be prepared for a drafter: {one_line(error)}; decode it without one "
                 "(drafter 'none')"

@@ -9,7 +9,7 @@ from mlx_lm.tuner.lora import LoRALinear
 from tiny import VOCAB, tiny_model
 from zoo import zoo_model
 
-from dflash_mlx.errors import UnsupportedTargetError
+from dflash_mlx.errors import OutOfMemoryError, UnsupportedTargetError
 from dflash_mlx.target import Target
 from dflash_mlx.target.attach import Mixin, attach
 from dflash_mlx.target.ends import find_ends
@@ -97,20 +97,29 @@ def test_a_target_without_a_head_of_its_own_decodes_plainly_and_takes_no_drafter
 
 def test_a_family_that_the_probes_do_not_understand_is_refused_and_left_as_it_was() -> None:
     model = tiny_model("llama")
-    attach(model.layers[0].self_attn, _Surprising)
-    target = Target(model)
-    classes = [type(m) for m in model.modules()]
-    with pytest.raises(
-        UnsupportedTargetError, match=r"cannot be prepared for a drafter: no such rows.*'none'"
-    ):
-        target.attach([0, 2])
-    assert [type(m) for m in model.modules()] == classes
+    failures = {
+        IndexError("no such rows"): (
+            UnsupportedTargetError,
+            r"cannot be prepared for a drafter: no such rows",
+        ),
+        RuntimeError("[metal::malloc] Unable to allocate"): (OutOfMemoryError, "out of memory"),
+    }
+    for failure, (kind, message) in failures.items():
+        undo = attach(model.layers[0].self_attn, _Surprising, _failure=failure)
+        target = Target(model)
+        classes = [type(m) for m in model.modules()]
+        with pytest.raises(kind, match=message):
+            target.attach([0, 2])
+        assert [type(m) for m in model.modules()] == classes
+        undo()
 
 
 class _Surprising(Mixin):
+    _failure: Exception
+
     def __call__(self, x: mx.array, *args: Any, **kwargs: Any) -> Any:
         if x.shape[1] == 1:
-            raise IndexError("no such rows")
+            raise self._failure
         return super().__call__(x, *args, **kwargs)
 
 
