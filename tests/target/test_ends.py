@@ -100,7 +100,7 @@ def test_a_family_that_the_probes_do_not_understand_is_refused_and_left_as_it_wa
     failures = {
         IndexError("no such rows"): (
             UnsupportedTargetError,
-            r"cannot be prepared for a drafter: no such rows",
+            "prepared for a drafter: no such rows",
         ),
         RuntimeError("[metal::malloc] Unable to allocate"): (OutOfMemoryError, "out of memory"),
     }
