@@ -25,6 +25,22 @@ EFFORTS = {
 }
 """Variables that say how much, and what the models that read them know where the template does not say."""
 
+CHANNELS: dict[tuple[str, ...], Thinking] = {
+    ("<|channel|>", "<|message|>"): Thinking(  # gpt-oss
+        "<|channel|>analysis<|message|>",
+        "<|channel|>final<|message|>",
+        open=False,
+        others=("<|channel|>commentary<|message|>", "<|end|>", "<|start|>assistant"),
+    ),
+    ("<|eom|>", "<|message|>"): Thinking(  # Muse
+        "to=self<|message|>",
+        "to=user<|message|>",
+        open=False,
+        others=("to=commentary<|message|>", "<|eom|>", "<|start|>assistant "),
+    ),
+}
+"""Markers of replies in several messages, each of which says whom it is for, by tokens of such models."""
+
 Settings = dict[str, Any]
 """Template variables."""
 
@@ -149,7 +165,8 @@ def _chosen(tokenizer: Any, level: str) -> Settings:
 def _thinking(tokenizer: Any, prompt: str) -> Thinking | None:
     """The markers, which are open if they are the last thing in the prompt: messages may hold markers too."""
     if not tokenizer.has_thinking:
-        return None
+        vocabulary = tokenizer.get_vocab()
+        return next((t for tokens, t in CHANNELS.items() if vocabulary.keys() >= set(tokens)), None)
     start = tokenizer.think_start
     return Thinking(start, tokenizer.think_end, open=prompt.rstrip().endswith(start))
 

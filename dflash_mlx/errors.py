@@ -89,6 +89,8 @@ def memory_errors() -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    """The first line of another library's message, which may go on for pages."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    """The first line of another library's message, which may go on for pages; two if one ends in a colon."""
+    lines = [line.strip() for line in str(error).strip().splitlines()]
+    if not lines:
+        return type(error).__name__
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]

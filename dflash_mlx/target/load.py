@@ -55,10 +55,10 @@ def load_target(folder: Path, *, dequantize: bool = False, progress: Progress | 
     try:
         model, config = load_model(folder, lazy=True)
         tokenizer = load_tokenizer(folder, eos_token_ids=config.get("eos_token_id"))
+        target = Target(model, _context_length(config))
     except Exception as error:  # mlx-lm and transformers raise many kinds; each is one line for the user
         raise ModelError(f"cannot load the target from {folder}: {one_line(error)}") from error
     notes = []
-    target = Target(model, _context_length(config))
     if dequantize and target.quantized:
         model = dequantize_model(model)
         model.set_dtype(mx.float32)
