@@ -14,6 +14,7 @@ from dflash_mlx.chat_template import LEVELS
 from dflash_mlx.errors import DFlashError, UsageError
 from dflash_mlx.events import Event
 from dflash_mlx.params import SamplingParams
+from dflash_mlx.progress import progress_line
 from dflash_mlx.result import Result, collect
 from dflash_mlx.session import load
 from dflash_mlx.target.exactness import EXACT
@@ -31,6 +32,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--draft-bits", type=int, choices=(4, 8), help="quantize the drafter's linear layers")
     p.add_argument("--revision", help="branch, tag or commit of --model on the hub")
     p.add_argument("--draft-revision", help="branch, tag or commit of --draft on the hub")
+    p.add_argument("--adapter", help="LoRA adapter for --model: folder or hub id, as mlx-lm trains them")
     p.add_argument("--dequantize", action="store_true", help="turn a quantized target into float32")
     p.add_argument(
         "--block-size",
@@ -97,7 +99,9 @@ def _run(args: argparse.Namespace) -> int:
         revision=args.revision,
         draft_revision=args.draft_revision,
         draft_bits=args.draft_bits,
+        adapter=args.adapter,
         dequantize=args.dequantize,
+        progress=progress_line(sys.stderr),
     )
     events = session.stream(
         text if args.raw else _messages(args.system, text),

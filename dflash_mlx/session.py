@@ -1,28 +1,39 @@
 """A loaded pair: prompts in, events out. Owns the tokenizer; everything below knows token ids only."""
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
-from dflash_mlx import hub
+from dflash_mlx import hub, memory
 from dflash_mlx.chat_template import levels, render
 from dflash_mlx.decode import Proposer, decode
 from dflash_mlx.drafter import Drafter, DrafterModel, load_drafter
-from dflash_mlx.errors import ContextLengthError, PairError, UsageError, WrongThreadError, memory_errors
+from dflash_mlx.errors import (
+    ContextLengthError,
+    OutOfMemoryError,
+    UsageError,
+    WrongThreadError,
+    memory_errors,
+)
 from dflash_mlx.events import Event, Finished, Prefilled
 from dflash_mlx.kernels import MOST_ROWS, Walker
-from dflash_mlx.pairs import EMBEDDED
+from dflash_mlx.pairs import EMBEDDED, drafter_for
 from dflash_mlx.params import SamplingParams
 from dflash_mlx.result import Result, collect
 from dflash_mlx.sampling import Sampler, check_bias
 from dflash_mlx.target import Target, load_target
 from dflash_mlx.target.exactness import EXACT, measure_exactness
-from dflash_mlx.target.load import Progress, Tokenizer
+from dflash_mlx.target.load import Tokenizer, read_weights
 from dflash_mlx.text import Reply, Thinking
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """Text (taken raw), token ids, or chat messages."""
+
+Progress = Callable[[str, int, int], None]
+"""Told what is under way, such as "downloading owner/name", the bytes that are done, and all of them."""
 
 QUANTIZED_BLOCK = 5
 """Rows beyond which MLX's quantized matmul reads the weights a second time."""
@@ -61,6 +72,7 @@ class Session:
         fallbacks: what runs slower than it could, because a kernel does not exist or failed here, and why.
         prefill_step: prompt rows per forward pass, speculating or not.
         defaults: how the model's makers sample from it; what `stream` does without parameters is greedy.
+        room: tokens of context that there is memory for, if that is less than the target could have.
     """
 
     def __init__(
@@ -72,6 +84,7 @@ class Session:
         notes: tuple[str, ...] = (),
         prefill_step: int = 2048,
         defaults: SamplingParams | None = None,
+        room: int | None = None,
     ) -> None:
         if prefill_step < 1:
             raise UsageError(f"prefill_step is {prefill_step}: it must be a positive integer")
@@ -81,6 +94,7 @@ class Session:
         self.notes = notes
         self.prefill_step = prefill_step
         self.defaults = defaults or SamplingParams()
+        self.room = room
         self.exactness = EXACT
         self.fallbacks: tuple[str, ...] = ()
         self._walker: Walker | None = None
@@ -242,6 +256,12 @@ class Session:
         known = self.target.context_length
         self.target.context_length = tokens if known is None else min(tokens, known)
 
+    @property
+    def context_window(self) -> int | None:
+        """Tokens that a prompt and its reply may have together; None: not known."""
+        known = [limit for limit in (self.target.context_length, self.room) if limit is not None]
+        return min(known, default=None)
+
     def close(self) -> None:
         """Leave the target model as mlx-lm loaded it."""
         self.target.detach()
@@ -288,10 +308,15 @@ class Session:
             )
 
     def _max_tokens(self, ids: list[int], params: SamplingParams) -> int | None:
-        limit = self.target.context_length
+        limit = self.context_window
         if limit is None:
             return params.max_tokens
         left = limit - len(ids)
+        if left < 1 and limit == self.room:
+            raise OutOfMemoryError(
+                f"the prompt has {len(ids)} tokens: there is memory for a context of {limit} tokens; "
+                "shorten it, or use a target with fewer bits"
+            )
         if left < 1:
             raise ContextLengthError(
                 f"the prompt has {len(ids)} tokens: this model's maximum context length is {limit} tokens"
@@ -321,6 +346,7 @@ def load(
     revision: str | None = None,
     draft_revision: str | None = None,
     draft_bits: int | None = None,
+    adapter: str | None = None,
     dequantize: bool = False,
     prefill_step: int = 2048,
     progress: Progress | None = None,
@@ -330,34 +356,58 @@ def load(
     Args:
         target: folder or hub id of an mlx-lm model; None: the embedded target.
         drafter: folder or hub id of a DFlash drafter; None: the one known for this target; "none": plain.
-        revision, draft_revision: branch, tag or commit on the hub.
+        revision, draft_revision: branch, tag or commit on the hub; a known drafter has one of its own.
         draft_bits: quantize the drafter's linear layers to 4 or 8 bits.
+        adapter: folder or hub id of a LoRA adapter for the target, as mlx-lm trains them.
         dequantize: turn a quantized target into float32.
         prefill_step: prompt rows per forward pass.
-        progress: called with the bytes of the target that are in memory, and that there will be.
+        progress: told what is under way, a download or the reading of weights, and how far it is.
 
     Raises:
         ModelError: a model cannot be found, read, or used, or the two do not belong together.
+        OutOfMemoryError: there is no room for the pair; its weights were not read.
         UsageError: an argument is out of range.
     """
     if draft_bits not in (None, 4, 8):
         raise UsageError(f"draft_bits is {draft_bits!r}: it must be 4 or 8")
-    folder = hub.resolve(target or EMBEDDED.target, revision)
+    limit = memory.available()
+    target = target or EMBEDDED.target
+    folder, notes = _get(target, revision, progress)
     if drafter is None:
-        if folder.resolve() != hub.resolve(EMBEDDED.target).resolve():
-            raise PairError(f"no drafter is known for {target}; name one, or pass 'none' to decode plainly")
-        drafter = EMBEDDED.drafter
+        match = drafter_for(folder, target)
+        drafter, draft_revision = match.pair.drafter, draft_revision or match.pair.revision
+        notes += [match.note] if match.note else []
     # The drafter first: it is small, and what is wrong with it is known before the target is read.
-    network = (
-        None if drafter == "none" else load_drafter(hub.resolve(drafter, draft_revision), bits=draft_bits)
-    )
+    network = None
+    if drafter != "none":
+        draft_folder, more = _get(drafter, draft_revision, progress)
+        notes += more
+        network = load_drafter(draft_folder, bits=draft_bits)
+    adapter_folder = None if adapter is None else hub.resolve(adapter)
     with memory_errors():
-        loaded = load_target(folder, dequantize=dequantize, progress=progress)
+        loaded = load_target(folder, adapter=adapter_folder, dequantize=dequantize)
+        plan = memory.plan(loaded.target, network, prefill_step)
+        room: int | None = memory.check_room(plan, limit)
+        if room == plan.longest:
+            room = None
+        else:
+            notes.append(f"there is memory for {room:,} tokens of context")
+        memory.wire()
+        read_weights(loaded.target, None if progress is None else partial(progress, "loading weights"))
         return Session(
             loaded.target,
             loaded.tokenizer,
             network,
-            notes=loaded.notes,
+            notes=(*notes, *loaded.notes),
             prefill_step=prefill_step,
             defaults=loaded.defaults,
+            room=room,
         )
+
+
+def _get(name: str, revision: str | None, progress: Progress | None) -> tuple[Path, list[str]]:
+    """The folder of a model, and which commit it is."""
+    report = None if progress is None else partial(progress, f"downloading {name}")
+    folder = hub.resolve(name, revision, report)
+    commit = hub.commit(folder)
+    return folder, [] if commit is None else [f"{name} at commit {commit}"]

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import mlx.core as mx
+from mlx import nn
 from mlx.utils import tree_flatten
-from mlx_lm.utils import dequantize_model, load_model, load_tokenizer
+from mlx_lm.utils import dequantize_model, load_adapters, load_model, load_tokenizer
 
-from dflash_mlx.errors import ModelError, UsageError, one_line
+from dflash_mlx.errors import CheckpointError, ModelError, UsageError, one_line
 from dflash_mlx.params import SamplingParams
 from dflash_mlx.target.target import Target
 
@@ -38,19 +39,20 @@ class LoadedTarget:
     defaults: SamplingParams
 
 
-def load_target(folder: Path, *, dequantize: bool = False, progress: Progress | None = None) -> LoadedTarget:
-    """Load an mlx-lm model folder.
+def load_target(folder: Path, *, adapter: Path | None = None, dequantize: bool = False) -> LoadedTarget:
+    """Build the model of an mlx-lm folder. Its weights are not read before they are used, or `read_weights`.
 
     On the CPU everything is cast to float32, scales and biases of quantized layers included: MLX computes
     bfloat16 there at half the speed, and 4-bit weights with bfloat16 scales at a fifth.
 
     Args:
         folder: local folder with `config.json`, safetensors and a tokenizer.
+        adapter: local folder with `adapter_config.json` and `adapters.safetensors`, as mlx-lm trains them.
         dequantize: turn quantized layers into float32 ones.
-        progress: called while the weights are read.
 
     Raises:
-        ModelError: the folder cannot be read, or mlx-lm does not know the architecture.
+        ModelError: the folder cannot be read, mlx-lm does not know the architecture, or the adapter is
+            not one for this model.
     """
     try:
         model, config = load_model(folder, lazy=True)
@@ -59,6 +61,9 @@ def load_target(folder: Path, *, dequantize: bool = False, progress: Progress | 
     except Exception as error:  # mlx-lm and transformers raise many kinds; each is one line for the user
         raise ModelError(f"cannot load the target from {folder}: {one_line(error)}") from error
     notes = []
+    if adapter is not None:
+        _apply_adapter(model, adapter)
+        notes.append(f"adapter {adapter}")
     if dequantize and target.quantized:
         model = dequantize_model(model)
         model.set_dtype(mx.float32)
@@ -67,25 +72,8 @@ def load_target(folder: Path, *, dequantize: bool = False, progress: Progress | 
     elif mx.default_device().type == mx.DeviceType.cpu and (before := _reduced_precision(model)):
         model.set_dtype(mx.float32)
         notes.append(f"running on the CPU: target cast from {before} to float32")
-    _evaluate(model, progress or (lambda done, total: None))
     defaults, ignored = sampling_defaults(folder)
     return LoadedTarget(target, tokenizer, (*notes, *ignored), defaults)
-
-
-def _evaluate(model: Any, progress: Progress) -> None:
-    """Read the weights, in parts, so that somebody can watch."""
-    leaves: Any = tree_flatten(model.parameters())
-    parameters: list[mx.array] = [array for _, array in leaves]
-    total, done, waiting = sum(array.nbytes for array in parameters), 0, 0
-    part: list[mx.array] = []
-    progress(0, total)
-    for array in parameters:
-        part.append(array)
-        waiting += array.nbytes
-        if waiting >= EVALUATED_AT_ONCE or array is parameters[-1]:
-            mx.eval(part)
-            done, waiting, part = done + waiting, 0, []
-            progress(done, total)
 
 
 def sampling_defaults(folder: Path) -> tuple[SamplingParams, tuple[str, ...]]:
@@ -108,6 +96,54 @@ def sampling_defaults(folder: Path) -> tuple[SamplingParams, tuple[str, ...]]:
         except UsageError as error:
             notes.append(f"ignored in generation_config.json: {error}")
     return SamplingParams(**kept), tuple(notes)
+
+
+def read_weights(target: Target, progress: Progress | None = None) -> None:
+    """Bring the weights into memory, in parts, so that somebody can watch.
+
+    Raises:
+        CheckpointError: a file is shorter than it says.
+    """
+    leaves: Any = tree_flatten(target.model.parameters())
+    parameters: list[mx.array] = [array for _, array in leaves]
+    report = progress or (lambda done, total: None)
+    total, done, waiting = sum(array.nbytes for array in parameters), 0, 0
+    part: list[mx.array] = []
+    report(0, total)
+    for array in parameters:
+        part.append(array)
+        waiting += array.nbytes
+        if waiting >= EVALUATED_AT_ONCE or array is parameters[-1]:
+            _evaluate(part)
+            done, waiting, part = done + waiting, 0, []
+            report(done, total)
+
+
+def _evaluate(arrays: list[mx.array]) -> None:
+    try:
+        mx.eval(arrays)
+    except RuntimeError as error:
+        if "allocate" in str(error):
+            raise
+        raise CheckpointError(f"cannot read the target's weights: {one_line(error)}") from error
+
+
+def _apply_adapter(model: nn.Module, folder: Path) -> None:
+    """Put low-rank layers around the model's own, in place.
+
+    Raises:
+        ModelError: it is not an mlx-lm adapter, or not one for this model.
+    """
+    if (folder / "adapter_model.safetensors").exists():
+        raise ModelError(
+            f"{folder} is a PEFT adapter: mlx-lm cannot apply it; fuse it into its base with PEFT's "
+            "merge_and_unload() and load the result"
+        )
+    try:
+        load_adapters(model, str(folder))
+    except Exception as error:  # mlx-lm raises many kinds, some of several lines: the second names a tensor
+        reason = " ".join(line.strip() for line in str(error).splitlines()[:2]) or type(error).__name__
+        raise ModelError(f"cannot apply the adapter {folder}: {reason}") from error
 
 
 def _context_length(config: dict[str, Any]) -> int | None:
