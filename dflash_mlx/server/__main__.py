@@ -115,7 +115,7 @@ def _serve(args: argparse.Namespace) -> NoReturn:
     os._exit(code)
 
 
-def _load(args: argparse.Namespace, progress: Callable[[int, int], None]) -> "Session":
+def _load(args: argparse.Namespace, progress: Callable[[str, int, int], None]) -> "Session":
     from dflash_mlx.session import load  # here, for it takes MLX seconds to be imported
 
     return load(args.model, args.draft, progress=progress)

@@ -34,7 +34,7 @@ MEMORY_EVERY = 0.25
 Progress = tuple[str, int, int]
 """A phase of loading, how much of it is done, and of how much."""
 
-Load = Callable[[Callable[[int, int], None]], "Session"]
+Load = Callable[[Callable[[str, int, int], None]], "Session"]
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Engine:
     """Loads a session on a thread of its own and runs requests on it, first come first served.
 
     Args:
-        load: makes the session; told where to report progress in bytes.
+        load: makes the session; told where to report what is under way, and how far it is in bytes.
         model: the name under which what was measured of it is remembered.
         max_queue: requests that may wait; more are refused.
         max_context: tokens of a conversation at most; None: what the model was made for.
@@ -199,10 +199,10 @@ class Engine:
         self._session = session
         self.status = Status("ok", facts=found)
 
-    def _progressed(self, done: int, total: int) -> None:
+    def _progressed(self, what: str, done: int, total: int) -> None:
         if self._stopping:
             raise _Stopped
-        phase = ("loading weights", done, total) if done < total else ("checking", 0, 0)
+        phase = (what, done, total) if done < total else ("checking", 0, 0)
         self.status = Status("loading", progress=phase)
 
     def _next(self) -> Job | None:

@@ -26,7 +26,7 @@ def facts(session: Session, model: str) -> Facts:
         speculative=session.drafter is not None,
         exactness=session.exactness,
         fallbacks=session.fallbacks,
-        context_window=session.target.context_length,
+        context_window=session.context_window,
         notes=session.notes,
         reasoning_levels=session.reasoning_levels,
         defaults=session.defaults,

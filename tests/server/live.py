@@ -121,7 +121,7 @@ def running(open_session: Callable[[], Watched] = open_watched, **settings: Any)
     """A server with an engine of its own, ready to answer."""
     opened: list[Watched] = []
 
-    def load(progress: Callable[[int, int], None]) -> Session:
+    def load(progress: Callable[[str, int, int], None]) -> Session:
         opened.append(open_session())
         return opened[0]
 

@@ -368,7 +368,7 @@ def test_while_loading_health_says_how_far_and_requests_are_told_to_come_back(li
     loading, go_on = threading.Event(), threading.Event()
 
     def load(progress: Any) -> Watched:
-        progress(3, 7)
+        progress("downloading owner/name", 3, 7)
         loading.set()
         go_on.wait(60)
         raise ModelError("no such model")
@@ -381,7 +381,7 @@ def test_while_loading_health_says_how_far_and_requests_are_told_to_come_back(li
         health = early.get("/health")
         assert health.status_code == 503
         assert health.json()["status"] == "loading"
-        assert health.json()["progress"] == {"phase": "loading weights", "done": 3, "total": 7}
+        assert health.json()["progress"] == {"phase": "downloading owner/name", "done": 3, "total": 7}
         answer = early.post(**LONG)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")
         assert answer.headers["retry-after"]
