@@ -19,7 +19,7 @@ from dflash_mlx.sampling import Sampler
 from dflash_mlx.target import Target
 
 VOCAB = 2048
-SIZES = {
+SIZES: dict[str, Any] = {
     "hidden_size": 256,
     "intermediate_size": 768,
     "vocab_size": VOCAB,
