@@ -17,7 +17,7 @@ from dflash_mlx.params import SamplingParams
 from dflash_mlx.result import Result, collect
 from dflash_mlx.session import load
 from dflash_mlx.target.exactness import EXACT
-from dflash_mlx.text import printable
+from dflash_mlx.terminal import printable
 
 INTERRUPTED = 130
 
