@@ -1,4 +1,4 @@
-"""What the commands of the table do. A method per command, named like it; each takes the text after its name."""
+"""What the commands of the table do: a method per command, named like it, that takes the text after it."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,7 +8,7 @@ from dflash_chat.blocks import code_blocks
 from dflash_chat.screens.chats import Chats
 from dflash_chat.screens.page import Page, help_text, memory_text, stats_text
 from dflash_chat.screens.tokens import Tokens
-from dflash_chat.store import Chat, markdown
+from dflash_chat.store import Chat, save
 from dflash_mlx.errors import UsageError
 from dflash_mlx.terminal import printable
 
@@ -127,15 +127,7 @@ class Actions:
         """Write the conversation."""
         if not name:
             raise UsageError("/save needs a file name, such as /save chat.md")
-        state, file = self.app.talk.state, Path(name).expanduser()
-        try:
-            with file.open("x", encoding="utf-8", errors="replace") as out:
-                out.write(markdown(state.title, state.system, state.turns))
-        except FileExistsError:
-            raise UsageError(f"{file} is there already; choose another name") from None
-        except OSError as error:
-            raise UsageError(f"cannot write {file}: {error.strerror}") from None
-        self.app.say(f"written to {file.absolute()}")
+        self.app.say(f"written to {save(name, self.app.talk.state)}")
 
     # --- copying --------------------------------------------------------------------------------
 

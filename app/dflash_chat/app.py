@@ -3,10 +3,12 @@
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 from textual import events
 from textual.app import App, ComposeResult
-from textual.binding import Binding
+from textual.binding import Binding, BindingType
+from textual.command import Provider
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.theme import Theme
@@ -58,12 +60,11 @@ class ChatApp(App[None]):
 
     TITLE = "dflash-chat"
     CSS_PATH = "chat.tcss"
-    COMMANDS = {Commands}
+    COMMANDS: ClassVar[set[type[Provider] | Callable[[], type[Provider]]]] = {Commands}
     COMMAND_PALETTE_BINDING = "ctrl+p"
-    ENABLE_COMMAND_PALETTE = True
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (60, "-medium"), (96, "-wide")]
-    VERTICAL_BREAKPOINTS = [(0, "-short"), (16, "-tall")]
-    BINDINGS = [
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (60, "-medium"), (96, "-wide")]  # noqa: RUF012
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (16, "-tall")]  # noqa: RUF012
+    BINDINGS: ClassVar[list[BindingType]] = [
         *(
             Binding(each.key, f"command('{each.name}')", each.help, show=False, priority=each.key != "escape")
             for each in commands.COMMANDS
@@ -95,22 +96,28 @@ class ChatApp(App[None]):
         self._said: tuple[float, Content] | None = None
         self._editing: int | None = None  # the turn that ⏎ will ask again
         self._interrupted = -TWICE
-        self._panel: bool | None = None  # None: shown where there is room
+        self.header = Static(id="header")
+        self.transcript = Transcript(self.talk.state)
+        self.suggestions = Suggestions()
+        self.status = Static(id="status")
+        self.prompt = Prompt(History(self._earlier))
+        self.panel = Static(id="panel")
+        self.hints = Static(id="hints")
         self.register_theme(THEME)
         self.theme = "dflash"
 
     def compose(self) -> ComposeResult:
-        yield Static(id="header")
+        yield self.header
         with Horizontal(id="body"):
             with Vertical(id="main"):
-                yield Transcript(self.talk.state)
-                yield Suggestions()
-                yield Static(id="status")
+                yield self.transcript
+                yield self.suggestions
+                yield self.status
                 with Horizontal(id="ask"):
                     yield Static("❯", classes="mark")
-                    yield Prompt(History(self._earlier))
-            yield Static(id="panel")
-        yield Static(id="hints")
+                    yield self.prompt
+            yield self.panel
+        yield self.hints
 
     def on_mount(self) -> None:
         """Begin to watch the engine and to draw."""
@@ -122,16 +129,6 @@ class ChatApp(App[None]):
     async def on_unmount(self) -> None:
         """The file is complete before the terminal is given back."""
         await self.talk.close()
-
-    @property
-    def prompt(self) -> Prompt:
-        """Where the reader types."""
-        return self.screen_stack[0].query_one(Prompt)
-
-    @property
-    def transcript(self) -> Transcript:
-        """The conversation."""
-        return self.screen_stack[0].query_one(Transcript)
 
     # --- drawing --------------------------------------------------------------------------------
 
@@ -145,19 +142,12 @@ class ChatApp(App[None]):
     def draw(self) -> None:
         """Show the state as it is now; lines that did not change cost nothing."""
         now, state = self.now(), self.talk.state
-        base = self.screen_stack[0]
         self.transcript.sync(now)
-        self._line("header", view.header(state, self.size.width))
-        self._line("status", self._status(now))
-        if base.query_one("#panel").display:
-            self._line("panel", view.panel(state, now))
-        self._line("hints", self._hints())
-
-    def _line(self, name: str, content: Content) -> None:
-        line = self.screen_stack[0].query_one(f"#{name}", Static)
-        shown = line.content
-        if not isinstance(shown, Content) or not shown.is_same(content):
-            line.update(content, layout=name == "panel")
+        _show(self.header, view.header(state, self.size.width))
+        _show(self.status, self._status(now))
+        if self.panel.display:
+            _show(self.panel, view.panel(state, now), layout=True)
+        _show(self.hints, view.hints())
 
     def _status(self, now: float) -> Content:
         state = self.talk.state
@@ -165,7 +155,7 @@ class ChatApp(App[None]):
         if self._said is not None and now < self._said[0]:
             parts = [self._said[1]]
         elif state.live and state.reply is not None:
-            numbers = not self.screen_stack[0].query_one("#panel").display
+            numbers = not self.panel.display
             parts = [view.live_line(state, state.reply, now, numbers=numbers), ("   esc stops", view.DIM)]
         elif self._editing is not None:
             parts = [("editing · ⏎ asks again from here · esc leaves it as it was", view.DIM)]
@@ -175,26 +165,18 @@ class ChatApp(App[None]):
             parts.append(("   ↓ more below · ^l", "$warning"))
         return Content.assemble(*parts)
 
-    def _hints(self) -> Content:
-        parts: list[tuple[str, str]] = [(" ", "")]
-        for command in commands.COMMANDS:
-            if command.hint:
-                parts += [(f"{command.shown} ", "$primary"), (f"{command.hint}  ", view.DIM)]
-        return Content.assemble(*parts)
-
     def say(self, text: str, *, bad: bool = False) -> None:
         """A message for the status line."""
         text = view.safe(text)
         line = Content.assemble(("✗ ", view.BAD), text) if bad else Content(text)
         self._said = (self.now() + SAID, line)
-        self._line("status", self._status(self.now()))
+        _show(self.status, self._status(self.now()))
 
     def toggle_panel(self) -> None:
         """Show or hide the panel; from then on the window's width no longer decides."""
-        panel = self.screen_stack[0].query_one("#panel")
-        self._panel = not panel.display
-        panel.set_class(self._panel, "shown")
-        panel.set_class(not self._panel, "hidden")
+        shown = not self.panel.display
+        self.panel.set_class(shown, "shown")
+        self.panel.set_class(not shown, "hidden")
 
     def follow(self) -> None:
         """Show the end, and everything that comes."""
@@ -206,7 +188,7 @@ class ChatApp(App[None]):
     def on_prompt_sent(self, event: Prompt.Sent) -> None:
         """⏎: a command, or a message."""
         text = event.text
-        chosen = self.screen_stack[0].query_one(Suggestions).chosen
+        chosen = self.suggestions.chosen
         if (command := commands.typed(text)) is not None:
             self._typed(*command, chosen)
         elif not text.strip():
@@ -277,17 +259,16 @@ class ChatApp(App[None]):
 
     def on_text_area_changed(self, event: TextArea.Changed) -> None:
         """Suggest commands while one is being typed."""
-        suggestions = self.screen_stack[0].query_one(Suggestions)
-        suggestions.offer(commands.suggestions(event.text_area.text))
-        self.prompt.suggesting = suggestions.display
+        self.suggestions.offer(commands.suggestions(event.text_area.text))
+        self.prompt.suggesting = self.suggestions.display
 
     def on_prompt_step(self, event: Prompt.Step) -> None:
         """Through the suggestions, or take one."""
-        suggestions = self.screen_stack[0].query_one(Suggestions)
+        chosen = self.suggestions.chosen
         if event.by:
-            suggestions.move(event.by)
-        elif suggestions.chosen is not None:
-            self.prompt.fill(f"/{suggestions.chosen.name}" + (" " if suggestions.chosen.usage else ""))
+            self.suggestions.move(event.by)
+        elif chosen is not None:
+            self.prompt.fill(f"/{chosen.name}" + (" " if chosen.usage else ""))
 
     # --- chats ----------------------------------------------------------------------------------
 
@@ -316,6 +297,8 @@ class ChatApp(App[None]):
 
     def action_page(self, by: int) -> None:
         """Scroll by most of a screen."""
+        if not self.transcript.max_scroll_y:
+            return
         self.transcript.scroll_relative(y=by * max(1, self.transcript.size.height - 2), animate=False)
 
     def action_interrupt(self) -> None:
@@ -354,3 +337,10 @@ class ChatApp(App[None]):
     def on_resize(self, event: events.Resize) -> None:
         """The header is laid out by hand."""
         self.call_after_refresh(self.draw)
+
+
+def _show(line: Static, content: Content, *, layout: bool = False) -> None:
+    """Update a line if it changed; `layout` where its height may too."""
+    shown = line.content
+    if not isinstance(shown, Content) or not shown.is_same(content):
+        line.update(content, layout=layout)

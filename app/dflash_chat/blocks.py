@@ -18,23 +18,23 @@ _ITEM = re.compile(r"(?:[-*+]|\d{1,9}[.)])[ \t]")
 
 @dataclass(frozen=True)
 class Prose:
-    """Markdown that is no fence."""
+    """Markdown that is no fence; `cut`: what follows goes right under it."""
 
     text: str
+    cut: bool = False
 
 
 @dataclass(frozen=True)
 class Code:
     """A piece of a fenced block, without the fence.
 
-    `number` counts the fences of the reply from 0; a piece that does not begin its fence goes right under
-    the piece before it.
+    A piece that does not begin its fence goes right under the piece before it.
     """
 
     text: str
     language: str
-    number: int
     begins: bool
+    ends: bool
 
 
 Block = Prose | Code
@@ -49,7 +49,6 @@ class Splitter:
         self._fence: tuple[str, str] | None = None  # marker and language, inside one
         self._indent = 0  # of the fence, which its lines share
         self._begins = True
-        self._fences = 0
         self._size = 0  # characters in _lines
 
     @property
@@ -57,7 +56,7 @@ class Splitter:
         """What is not finished, to be shown as it stands."""
         text = "".join(self._lines) + self._rest
         if self._fence is not None:
-            return Code(text.removesuffix("\n"), self._fence[1], self._fences, self._begins)
+            return Code(text.removesuffix("\n"), self._fence[1], self._begins, ends=False)
         return Prose(text) if text.strip() else None
 
     def add(self, text: str) -> list[Block]:
@@ -68,14 +67,14 @@ class Splitter:
             cut = self._rest.rfind(" ", 0, TEXT_LIMIT) + 1 or TEXT_LIMIT
             self._lines.append(self._rest[:cut])
             self._rest = self._rest[cut:]
-            done += self._flush()
+            done += self._flush(cut=True)
         return done
 
     def finish(self) -> list[Block]:
         """The rest, whatever it is: the reply is over."""
         done = self._line(self._rest) if self._rest else []
         self._rest = ""
-        return done + (self._flush_code() if self._fence is not None else self._flush())
+        return done + (self._flush_code(ends=True) if self._fence is not None else self._flush())
 
     def _line(self, line: str) -> list[Block]:
         if self._fence is not None:
@@ -87,12 +86,12 @@ class Splitter:
             return done
         done = []
         if _ITEM.match(line) and len(self._lines) >= LIST_LINES and _ITEM.match(self._lines[0]):
-            done = self._flush()
+            done = self._flush(cut=True)
         self._lines.append(line)
         self._size += len(line)
         blank = not line.strip()
         if (blank and not self._in_list()) or self._size > TEXT_LIMIT:
-            done += self._flush()
+            done += self._flush(cut=not blank)
         elif len(self._lines) > 1 and self._lines[-2].strip() == "" and not _continues_list(line):
             # After a list's blank line, text at the margin is no part of the list.
             self._lines.pop()
@@ -108,24 +107,22 @@ class Splitter:
         marker = self._fence[0]
         bare = line.strip()
         if bare and len(bare) >= len(marker) and set(bare) == {marker[0]}:
-            done = self._flush_code()
+            done = self._flush_code(ends=True)
             self._fence = None
-            self._fences += 1
             return done
+        done = self._flush_code(ends=False) if len(self._lines) >= CODE_LINES else []
         indent = min(self._indent, len(line) - len(line.lstrip(" ")))
         self._lines.append(line[indent:])
-        return self._flush_code() if len(self._lines) >= CODE_LINES else []
+        return done
 
-    def _flush(self) -> list[Block]:
+    def _flush(self, *, cut: bool = False) -> list[Block]:
         text, self._lines, self._size = "".join(self._lines), [], 0
-        return [Prose(text)] if text.strip() else []
+        return [Prose(text, cut)] if text.strip() else []
 
-    def _flush_code(self) -> list[Block]:
+    def _flush_code(self, *, ends: bool) -> list[Block]:
         assert self._fence is not None
         text, self._lines = "".join(self._lines).removesuffix("\n"), []
-        if not text and not self._begins:
-            return []
-        block = Code(text, self._fence[1], self._fences, self._begins)
+        block = Code(text, self._fence[1], self._begins, ends)
         self._begins = False
         return [block]
 

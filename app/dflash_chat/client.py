@@ -13,7 +13,7 @@ SILENCE = 60.0  # seconds; the server sends something every 8
 BUSY = {429: "waiting", 503: "loading"}
 
 
-class Busy(Exception):
+class BusyError(Exception):
     """The server takes no request now; it may in `seconds`."""
 
     def __init__(self, failure: Failed, seconds: float) -> None:
@@ -53,7 +53,7 @@ class Client:
         """Stream a reply. It always ends: with `Ended` or with `Failed`.
 
         Raises:
-            Busy: 429 or 503 before the reply began.
+            BusyError: 429 or 503 before the reply began.
         """
         ended = False
         try:
@@ -79,10 +79,10 @@ class Client:
 
 
 def raise_busy(answer: httpx.Response, failure: Failed) -> None:
-    """Raise `Busy` for a status that says so."""
+    """Raise `BusyError` for a status that says so."""
     if answer.status_code in BUSY:
         after = answer.headers.get("retry-after", "")
-        raise Busy(failure, min(30.0, float(after)) if after.replace(".", "", 1).isdigit() else 1.0)
+        raise BusyError(failure, min(30.0, float(after)) if after.replace(".", "", 1).isdigit() else 1.0)
 
 
 async def _failure(answer: httpx.Response) -> Failed:

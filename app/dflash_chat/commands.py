@@ -1,4 +1,4 @@
-"""The one table of what the reader can do: keys, slash commands, palette, help and documentation come from it."""
+"""The one table of what the reader can do; keys, slash commands, palette, help and docs come from it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -37,36 +37,32 @@ class Command:
 
 COMMANDS = (
     Command("", "send the message", shown="⏎", hint="send"),
-    Command("", "new line (⇧⏎ and ⌥⏎ too, where the terminal tells them from ⏎)", shown="^j", hint="line"),
+    Command("", "new line (⇧⏎ and ⌥⏎ where the terminal can tell)", shown="^j", hint="line"),
     Command("stop", "stop the reply, keep its text", key="escape", shown="esc"),
     Command("retry", "ask the last message again", key="ctrl+r", shown="^r", hint="retry"),
-    Command("edit", "change the last message and ask again (also ↑ on an empty prompt)", shown="↑"),
-    Command("", "earlier messages, from the first or last line; what you were writing is kept", shown="↑ ↓"),
-    Command("open", "all chats: continue, find or delete one", "[id]", "ctrl+o", "^o", "chats"),
+    Command("edit", "change the last message (on an empty prompt)", shown="↑"),
+    Command("", "earlier messages; what you were writing is kept", shown="↑ ↓"),
+    Command("open", "all chats: continue, find or delete one", "[ID]", "ctrl+o", "^o", "chats"),
     Command("new", "start a new chat", key="ctrl+n", shown="^n", hint="new"),
-    Command("think", "thinking: on, off or a level of the model's", "[level]", "ctrl+t", "^t", "thinking"),
-    Command(
-        "", "unfold or fold the thinking under the cursor (⇥ goes there; a click does it too)", shown="⏎"
-    ),
-    Command("tokens", "where each token of a reply came from", key="ctrl+g", shown="^g", hint="tokens"),
+    Command("think", "thinking on and off, or a level of the model's", "[LEVEL]", "ctrl+t", "^t"),
+    Command("", "unfold the thinking (⇥ goes there; a click does it)", shown="⏎"),
+    Command("tokens", "where each token came from", key="ctrl+g", shown="^g", hint="tokens"),
     Command("panel", "show or hide the side panel", key="ctrl+backslash", shown="^\\"),
     Command("end", "jump to the end and follow the reply", key="ctrl+l", shown="^l"),
     Command("", "scroll the conversation", shown="PgUp PgDn"),
-    Command("copy", "the last reply, or its n-th code block", "[n]"),
-    Command(
-        "copy_code", "copy the last code block; again at once: the whole reply", key="ctrl+s", shown="^s"
-    ),
+    Command("copy", "copy the last reply, or its N-th code block", "[N]"),
+    Command("copy_code", "copy the last code block; twice: the whole reply", key="ctrl+s", shown="^s"),
     Command("save", "write the conversation as Markdown", "FILE"),
     Command("rename", "name this chat", "TITLE"),
     Command("delete", "move this chat to the folder of deleted chats"),
-    Command("system", "the system message; without text, show it; none removes it", "[TEXT]"),
-    Command("set", "temp, top_p, top_k, min_p, seed or max_tokens; default takes it back", "[NAME VALUE]"),
+    Command("system", "show or set the system message; none removes it", "[TEXT]"),
+    Command("set", "temp, top_p, top_k, min_p, seed, max_tokens", "[NAME VALUE]"),
     Command("stats", "speeds and acceptance of this chat"),
     Command("memory", "what the engine holds in memory"),
     Command("restart", "start the engine again", key="f5", shown="F5"),
     Command("palette", "find a command", key="ctrl+p", shown="^p", hint="palette"),
     Command("help", "all keys and commands", key="f1", shown="F1", hint="help"),
-    Command("", "copy what is selected; stop a reply; twice when idle: quit", shown="^c"),
+    Command("", "copy the selection; stop a reply; twice: quit", shown="^c"),
     Command("quit", "quit; the chat is saved", key="ctrl+q", shown="^q"),
 )
 

@@ -1,7 +1,7 @@
 """One open chat at work: state, its file, the engine. What the terminal app and plain mode both drive.
 
-`send`, `stop`, `retry` act at once; what the engine answers waits in an inbox until `pump` applies it, so that
-the screen changes ten times a second and not for every token.
+`send`, `stop`, `retry` act at once; what the engine answers waits in an inbox until `pump` applies it, so
+that the screen changes ten times a second and not for every token.
 """
 
 import asyncio
@@ -170,7 +170,7 @@ class Conversation:
         self._written, self._checkpoint = (len(reply.text), len(reply.reasoning)), self.clock()
 
     async def _answer(self, turn: Turn) -> None:
-        from dflash_chat.client import Busy
+        from dflash_chat.client import BusyError
 
         tries = 0
         while True:
@@ -185,7 +185,7 @@ class Conversation:
                         event = await self._post_mortem(event)
                     self._inbox.append((turn, event))
                 return
-            except Busy as busy:
+            except BusyError as busy:
                 full = busy.failure.code == "429" or "queue" in busy.failure.code
                 tries += not full
                 self._known.clear()

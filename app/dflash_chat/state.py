@@ -1,7 +1,7 @@
 """What the chat knows, as plain data: events go in, widgets and plain mode read. No terminal, no network.
 
-Times are those of the caller's clock, in seconds. Speeds come from the engine's own clock (each cycle says how
-long it took), so they do not depend on how busy the terminal is.
+Times are those of the caller's clock, in seconds. Speeds come from the engine's own clock (each cycle says
+how long it took), so they do not depend on how busy the terminal is.
 """
 
 from collections import Counter
@@ -15,9 +15,10 @@ Phase = Literal[
     "loading", "waiting", "reading", "thinking", "generating", "done", "length", "stopped", "failed"
 ]
 LIVE: tuple[Phase, ...] = ("loading", "waiting", "reading", "thinking", "generating")
+ENDS: dict[str, Phase] = {"length": "length", "cancelled": "stopped"}
 
 RECENT = 1.0  # seconds of engine time that the speed shown while generating looks back
-BUCKET = 0.25  # seconds of engine time behind one column of the sparkline
+BUCKET = 0.1  # seconds of engine time behind one column of the sparkline
 BUCKETS = 64
 
 
@@ -80,7 +81,7 @@ class Reply:
             case Said(text, reasoning):
                 self._say(text, reasoning, now)
             case Ended(reason):
-                self.phase = {"length": "length", "cancelled": "stopped"}.get(reason, "done")  # type: ignore[assignment]
+                self.phase = ENDS.get(reason, "done")
                 self.ended = now
             case Totals():
                 self._totals(event)
@@ -180,10 +181,8 @@ class Reply:
             value = saved.get(key)
             return float(value) if isinstance(value, int | float) else 0.0
 
-        known = ("done", "length", "failed")
-        reply = Reply(
-            phase=phase if phase in known else "stopped", text=text, reasoning=reasoning, error=error
-        )  # type: ignore[arg-type]
+        known: dict[str, Phase] = {"done": "done", "length": "length", "failed": "failed"}
+        reply = Reply(phase=known.get(phase, "stopped"), text=text, reasoning=reasoning, error=error)
         reply.prompt_tokens, reply.tokens = int(number("prompt_tokens")), int(number("tokens"))
         reply.reasoning_tokens = int(number("reasoning_tokens"))
         reply.prompt_seconds, reply.decode_seconds = number("prompt_seconds"), number("decode_seconds")

@@ -1,10 +1,10 @@
 """Chats on disk: one append-only JSON-lines file each, so that nothing that was said is ever lost.
 
-    {"type": "chat", "version": 1, "id": …, "folder": …, "time": …}     the first line
-    {"type": "user", "text": …, "time": …}                              a message
-    {"type": "part", "text": …, "reasoning": …}                         a piece of the reply to it, as it comes
-    {"type": "end", "phase": …, "error": …, "figures": {…}, "time": …}  the reply is over
-    {"type": "rewind", "turns": n}                                      from here on only the first n turns count
+    {"type": "chat", "version": 1, "folder": …, …}         the first line
+    {"type": "user", "text": …, "time": …}                 a message
+    {"type": "part", "text": …, "reasoning": …}            a piece of the reply to it, as it comes
+    {"type": "end", "phase": …, "figures": {…}, …}         the reply is over
+    {"type": "rewind", "turns": n}                         from here on only the first n turns count
     {"type": "title", "text": …}, {"type": "system", "text": …}
 
 A process that is killed leaves at most one torn last line, which is skipped; a reply without an `end` counts
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dflash_chat.state import Reply, Turn
+from dflash_chat.state import ChatState, Reply, Turn
 from dflash_mlx.errors import UsageError
 
 VERSION = 1
@@ -53,7 +53,7 @@ class Saved:
 
 
 def data_folder() -> Path:
-    """Where chats and logs live: `~/Library/Application Support/dflash-chat` on macOS, XDG's folder elsewhere."""
+    """Where chats live: `~/Library/Application Support/dflash-chat` on macOS, XDG's folder elsewhere."""
     from platformdirs import user_data_path
 
     return user_data_path("dflash-chat", appauthor=False)
@@ -318,6 +318,23 @@ def _entry(line: bytes) -> dict[str, Any]:
 def _string(entry: dict[str, Any], key: str) -> str:
     value = entry.get(key)
     return value if isinstance(value, str) else ""
+
+
+def save(name: str, state: ChatState) -> Path:
+    """Write the conversation as Markdown into a new file, and say where it is.
+
+    Raises:
+        UsageError: there is such a file, or it cannot be written.
+    """
+    file = Path(name).expanduser()
+    try:
+        with file.open("x", encoding="utf-8", errors="replace") as out:
+            out.write(markdown(state.title, state.system, state.turns))
+    except FileExistsError:
+        raise UsageError(f"{file} is there already; choose another name") from None
+    except OSError as error:
+        raise UsageError(f"cannot write {file}: {error.strerror}") from None
+    return file.absolute()
 
 
 def markdown(title: str, system: str, turns: list[Turn]) -> str:

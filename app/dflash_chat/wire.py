@@ -44,7 +44,7 @@ class Started:
 
 @dataclass(frozen=True)
 class Cycle:
-    """One verify cycle: the `accepted` drafts and the target's own token, and the drafts that were not kept."""
+    """One verify cycle: the accepted drafts and the target's own token; the drafts that were not kept."""
 
     drafted: int
     accepted: int

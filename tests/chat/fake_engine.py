@@ -1,4 +1,4 @@
-"""A real HTTP server on a thread that replays event logs, at a pace and with the faults that a test asks for."""
+"""A real HTTP server on a thread that replays event logs, at the pace and with the faults asked for."""
 
 import json
 import threading

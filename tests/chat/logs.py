@@ -1,4 +1,4 @@
-"""Event logs: what the server sends for a reply, as a list of SSE chunks. Some are recorded, most composed here.
+"""Event logs: what the server sends for a reply, as SSE chunks. One is recorded, the others composed.
 
 A composed log splits a text into word-like tokens and draws how many of each block are accepted, from a seed.
 """
@@ -36,7 +36,9 @@ print(len(divisors(196)))  # 9
 
 It takes about √n steps.
 """
-LONG_LIST = "Here they are:\n\n" + "".join(f"{n}. item number {n} of the list\n" for n in range(1, 61)) + "\nDone.\n"
+LONG_LIST = (
+    "Here they are:\n\n" + "".join(f"{n}. item number {n} of the list\n" for n in range(1, 61)) + "\nDone.\n"
+)
 REASONING = "The user asks for divisors.\n\n196 = 14², and 14 = 2 × 7, so 196 = 2² × 7².\n"
 HOSTILE = (
     "closing [/b] and [bold red]tags[/] and [@click=app.quit]click[/]\n\n"
@@ -73,9 +75,15 @@ def compose(
     tokens += [(piece, "content") for piece in pieces(text)]
     chunks = [chunk(first_delta if first_delta is not None else {"role": "assistant", "content": ""})]
     chunks.append(chunk({}, {"phase": "queued", "ahead": 1}))
-    for done in (0, prompt_tokens // 2, prompt_tokens):
-        chunks.append(chunk({}, {"phase": "prefill", "done": done, "total": prompt_tokens}))
-    first = {"phase": "prefilled", "prompt_tokens": prompt_tokens, "cached_tokens": 0, "seconds": 0.31, "seed": 1}
+    steps = (0, prompt_tokens // 2, prompt_tokens)
+    chunks += [chunk({}, {"phase": "prefill", "done": done, "total": prompt_tokens}) for done in steps]
+    first = {
+        "phase": "prefilled",
+        "prompt_tokens": prompt_tokens,
+        "cached_tokens": 0,
+        "seconds": 0.31,
+        "seed": 1,
+    }
     chunks.append(said(tokens[:1], {**first, "tokens": [shown(tokens[0][0], "target")]}))
     at, cycles, total = 1, 0, 0
     while at < len(tokens):

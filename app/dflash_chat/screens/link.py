@@ -1,7 +1,9 @@
 """A link shows where it leads before anything opens."""
 
+from typing import ClassVar
+
 from textual.app import ComposeResult
-from textual.binding import Binding
+from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
 from textual.screen import ModalScreen
@@ -15,7 +17,7 @@ OPENABLE = ("http://", "https://", "mailto:")
 class Link(ModalScreen[str | None]):
     """Returns "open", "copy" or None."""
 
-    BINDINGS = [
+    BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter,o", "close('open')", show=False),
         Binding("c", "close('copy')", show=False),
         Binding("escape,q", "dismiss", show=False),

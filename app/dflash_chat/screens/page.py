@@ -1,9 +1,10 @@
 """A page of text over the conversation: help, statistics, memory."""
 
 from collections.abc import Callable
+from typing import ClassVar
 
 from textual.app import ComposeResult
-from textual.binding import Binding
+from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.screen import ModalScreen
@@ -23,7 +24,7 @@ class Page(ModalScreen[None]):
         text: asked for again each second, so that numbers stay true.
     """
 
-    BINDINGS = [
+    BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,enter,f1", "dismiss", show=False),
         Binding("up,k", "scroll(-1)", show=False),
         Binding("down,j", "scroll(1)", show=False),

@@ -1,9 +1,10 @@
 """Where each token of a reply came from: drafted and accepted, or the target's own."""
 
 from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 from textual.app import ComposeResult
-from textual.binding import Binding
+from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, VerticalScroll
 from textual.content import Content
 from textual.screen import ModalScreen
@@ -24,7 +25,7 @@ PIECE = 100  # cycles in one widget; only the last of them changes while the rep
 class Tokens(ModalScreen[None]):
     """The reply as coloured text, and its verify cycles one by one; both grow with the reply."""
 
-    BINDINGS = [
+    BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,ctrl+g", "dismiss", show=False),
         Binding("r", "rejected", show=False),
         Binding("c,tab", "cycles", show=False, priority=True),
@@ -172,7 +173,7 @@ def listed(cycles: Sequence[Cycle], start: int, *, rejected: bool) -> Content:
         drafted = f"drafted {cycle.drafted} · kept {cycle.accepted} · +1 from the target"
         if not cycle.drafted:
             drafted = "not drafted · 1 from the target"
-        parts: list[tuple[str, str]] = [(f"{number:>4}  {drafted}", view.DIM), ("\n      ", "")]
+        parts: list[tuple[str, str]] = [(f"{number:>4} {drafted}", view.DIM), ("\n     ", "")]
         for token in cycle.tokens:
             if not token.drafted and rejected:
                 parts += _struck(cycle)

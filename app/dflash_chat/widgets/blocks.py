@@ -10,7 +10,7 @@ from textual.events import Mount
 from textual.highlight import highlight
 from textual.widgets import Markdown, Static
 
-from dflash_chat.blocks import Block, Code
+from dflash_chat.blocks import Block, Code, Prose
 
 SEAM = 60  # lines before a piece of code that its colours depend on
 
@@ -24,8 +24,9 @@ def _parser() -> MarkdownIt:
 class ProseBlock(Markdown):
     """Markdown that is complete. Its parts are there from the first frame on, so nothing jumps."""
 
-    def __init__(self, source: str) -> None:
-        super().__init__(source, parser_factory=_parser, open_links=False)
+    def __init__(self, block: Prose) -> None:
+        classes = "cut" if block.cut else ""
+        super().__init__(block.text, parser_factory=_parser, open_links=False, classes=classes)
 
     def compose(self) -> ComposeResult:
         """The blocks that Textual's own widget would mount later."""
@@ -33,7 +34,8 @@ class ProseBlock(Markdown):
         self._theme = self.app.theme
         yield from self._build_from_source(self._markdown)
 
-    async def _on_mount(self, event: Mount) -> None:
+    async def _on_mount(self, event: Mount) -> None:  # type: ignore[override]
+        """Keeps Textual's own from parsing once more."""
         event.prevent_default()
 
 
@@ -42,7 +44,7 @@ class CodeBlock(Static):
 
     def __init__(self, block: Code, before: str = "") -> None:
         """`before` is the code above this piece in the same fence."""
-        super().__init__(coloured(block, before), classes="begins" if block.begins else "")
+        super().__init__(coloured(block, before), classes="ends" if block.ends else "")
         self.auto_links = False
 
 
@@ -54,13 +56,12 @@ def coloured(block: Code, before: str = "") -> Content:
         whole = highlight(context + code, language=block.language.lower() or "text")
     except (ClassNotFound, ValueError, AssertionError):
         return Content(code)
-    return (
-        Content("\n").join(whole.split("\n", allow_blank=True)[-max(1, len(code.splitlines())) :])
-        if before
-        else whole
-    )
+    if not before:
+        return whole
+    lines = whole.split("\n", allow_blank=True)
+    return Content("\n").join(lines[-max(1, len(code.splitlines())) :])
 
 
 def widget(block: Block, before: str = "") -> ProseBlock | CodeBlock:
     """The widget for a finished block."""
-    return CodeBlock(block, before) if isinstance(block, Code) else ProseBlock(block.text)
+    return CodeBlock(block, before) if isinstance(block, Code) else ProseBlock(block)

@@ -1,7 +1,9 @@
 """Where the reader types."""
 
+from typing import ClassVar
+
 from textual import events
-from textual.binding import Binding
+from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.widgets import TextArea
 
@@ -14,7 +16,7 @@ NEWLINE = ("ctrl+j", "shift+enter", "alt+enter")
 class Prompt(TextArea):
     """A text area that sends with ⏎, and goes through history from its first and last line."""
 
-    BINDINGS = [Binding("ctrl+c", "app.interrupt", show=False)]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+c", "app.interrupt", show=False)]
 
     class Sent(Message):
         """The reader pressed ⏎."""

@@ -1,8 +1,10 @@
 """One turn: what the reader said, and the reply as it grows."""
 
+from typing import ClassVar
+
 from textual import events
 from textual.app import ComposeResult
-from textual.binding import Binding
+from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.widgets import Static
@@ -21,7 +23,7 @@ NO_TEXT = Content()
 class Thinking(Static, can_focus=True):
     """The reply's thinking, folded into one line until asked for."""
 
-    BINDINGS = [Binding("enter", "fold", show=False)]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "fold", show=False)]
 
     def __init__(self, turn: Turn) -> None:
         super().__init__(classes="thinking")
@@ -105,7 +107,6 @@ class TurnView(Vertical):
         tail = None if self._complete else self._splitter.tail
         self._tail.display = tail is not None
         self._tail.set_class(isinstance(tail, Code), "code")
-        self._tail.set_class(isinstance(tail, Code) and tail.begins, "begins")
         match tail:
             case Code():
                 self._tail.update(blocks.coloured(tail))

@@ -3,6 +3,7 @@
 from textual.content import Content
 
 from dflash_chat import figures
+from dflash_chat.commands import COMMANDS
 from dflash_chat.state import ChatState, Engine, Reply
 from dflash_mlx.terminal import printable
 
@@ -11,7 +12,7 @@ SPINS = 10  # a second
 PANEL_WIDTH = 30
 HISTOGRAM_ROWS = 8
 
-DIM = "$text-muted"
+DIM = "$foreground 55%"
 STRONG = "bold"
 ACCENT = "bold $primary"
 BAD = "bold $error"
@@ -52,7 +53,13 @@ def context(state: ChatState) -> str:
     """How full the context is."""
     if not state.engine.context_window or not state.context_tokens:
         return ""
-    return f"ctx {100 * state.context_tokens / state.engine.context_window:.0f}%"
+    return f"ctx {_share(state)}"
+
+
+def _share(state: ChatState) -> str:
+    """Part of the context window that is in use."""
+    part = 100 * state.context_tokens / state.engine.context_window
+    return f"{part:.0f}%" if part >= 1 else "<1%"
 
 
 def header(state: ChatState, width: int) -> Content:
@@ -113,7 +120,7 @@ def live_line(state: ChatState, reply: Reply, now: float, *, numbers: bool) -> C
             parts = [(spinner(now), ACCENT), f" thinking {figures.seconds(max(0.0, since))}"]
         case _:
             parts = [(spinner(now), ACCENT), " generating"]
-    if reply.tokens:
+    if reply.tokens and not numbers:
         parts.append((f" · {figures.plural(reply.tokens, 'token')}", DIM))
     if numbers and (speed := reply.recent_speed) is not None:
         line = figures.sparkline(reply.speeds, 8)
@@ -140,6 +147,15 @@ def _times_plain(state: ChatState, speed: float) -> str:
     """Only where plain decoding was measured on this machine."""
     plain = state.engine.plain_speed
     return f"  {speed / plain:.1f}x plain" if plain else ""
+
+
+def hints() -> Content:
+    """The keys that the bottom line shows."""
+    parts: list[tuple[str, str]] = [(" ", "")]
+    for command in COMMANDS:
+        if command.hint:
+            parts += [(f"{command.shown} ", "$primary"), (f"{command.hint}  ", DIM)]
+    return Content.assemble(*parts)
 
 
 def summary(reply: Reply) -> Content:
@@ -265,9 +281,9 @@ def _machine(state: ChatState) -> list[Content]:
         used = figures.gigabytes(engine.memory) if total else figures.size(engine.memory)
         lines.append(_row("memory", f"{used}{total}"))
     if engine.context_window:
-        used, window = state.context_tokens, engine.context_window
-        share = f"  {100 * used / window:.0f}%" if used else ""
-        lines.append(_row("context", f"{figures.count(used)} / {figures.count(window)}{share}"))
+        tokens, window = state.context_tokens, engine.context_window
+        share = f"  {_share(state)}" if tokens else ""
+        lines.append(_row("context", f"{figures.count(tokens)} / {figures.count(window)}{share}"))
     if engine.exactness:
         lines.append(_row("text", "exact" if engine.exactness == "exact" else "not exact"))
     return lines
