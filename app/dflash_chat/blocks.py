@@ -63,7 +63,7 @@ class Splitter:
         """Blocks that this text finishes."""
         *lines, self._rest = (self._rest + text).split("\n")
         done = [block for line in lines for block in self._line(line + "\n")]
-        if self._fence is None and len(self._rest) > TEXT_LIMIT:
+        while self._fence is None and len(self._rest) > TEXT_LIMIT:
             cut = self._rest.rfind(" ", 0, TEXT_LIMIT) + 1 or TEXT_LIMIT
             self._lines.append(self._rest[:cut])
             self._rest = self._rest[cut:]

@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from dflash_chat.engine import Engine, new_log
+from dflash_chat.firstframe import FirstFrame
 from dflash_chat.store import Chat, Saved, Store, data_folder
 from dflash_mlx import __version__
 from dflash_mlx.errors import DFlashError, UsageError
@@ -76,12 +77,14 @@ def _run(args: argparse.Namespace) -> int:
             from dflash_chat.plain import run
 
             return run(chat, saved, url, process)
-        gc.disable()  # loading a thousand classes makes no garbage; looking for it takes a tenth of the start
-        from dflash_chat.app import ChatApp
+        with FirstFrame() as first:
+            gc.disable()  # loading a thousand classes makes no garbage, and looking for it takes time
+            from dflash_chat.app import ChatApp
 
-        gc.enable()
-        app = ChatApp(store, chat, url, process, saved=saved, temporary=args.temp)
-        app.run()
+            gc.enable()
+            app = ChatApp(store, chat, url, process, saved=saved, temporary=args.temp)
+            first.hand_over()
+            app.run()
         chat = app.talk.chat
     finally:
         if process is not None:

@@ -14,8 +14,6 @@ as stopped. A file that is open is locked, so that two programs never write into
 import fcntl
 import json
 import os
-import re
-import secrets
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -170,7 +168,7 @@ class Store:
 
     def new(self, folder: str) -> Chat:
         """A chat that becomes a file when something is said."""
-        name = time.strftime("%Y-%m-%d-%H%M%S") + "-" + secrets.token_hex(2)
+        name = time.strftime("%Y-%m-%d-%H%M%S") + "-" + os.urandom(2).hex()
         return Chat(self.folder / f"{name}.jsonl", folder)
 
     def find(self, name: str) -> Chat:
@@ -342,6 +340,6 @@ def markdown(title: str, system: str, turns: list[Turn]) -> str:
     parts = [f"# {title}"] if title else []
     parts += [f"> {line}" for line in system.splitlines()]
     for turn in turns:
-        quoted = re.sub("^", "> ", turn.prompt, flags=re.MULTILINE)
+        quoted = "\n".join(f"> {line}" for line in turn.prompt.split("\n"))
         parts += [f"**You**\n\n{quoted}", turn.reply.text or "*(no answer)*"]
     return "\n\n".join(parts) + "\n"

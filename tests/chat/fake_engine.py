@@ -15,6 +15,7 @@ HEALTH: dict[str, Any] = {
     "progress": None,
     "model": "lab/Target-4bit",
     "drafter": "lab/Target-DFlash2",
+    "base_url": "http://127.0.0.1:8765/v1",
     "block_size": 5,
     "speculative": True,
     "exactness": "exact",
@@ -97,7 +98,7 @@ def _handler(engine: FakeEngine) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             status = 200 if engine.health.get("status") == "ok" else 503
-            self._answer(status, {}, json.dumps({**engine.health, "base_url": f"{engine.url}/v1"}))
+            self._answer(status, {}, json.dumps(engine.health))
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))

@@ -10,7 +10,7 @@ from textual.content import Content
 from textual.widgets import Static
 
 from dflash_chat import figures
-from dflash_chat.blocks import Block, Code, Splitter
+from dflash_chat.blocks import TEXT_LIMIT, Block, Code, Splitter
 from dflash_chat.state import Turn
 from dflash_chat.widgets import blocks, view
 from dflash_mlx.terminal import printable
@@ -108,12 +108,12 @@ class TurnView(Vertical):
         self._tail.display = tail is not None
         self._tail.set_class(isinstance(tail, Code), "code")
         match tail:
-            case Code():
+            case Code() if len(tail.text) <= TEXT_LIMIT:
                 self._tail.update(blocks.coloured(tail))
             case None:
                 self._tail.update(NO_TEXT)
             case _:
-                self._tail.update(Content(tail.text.strip("\n")))
+                self._tail.update(Content(tail.text.strip("\n")[-TEXT_LIMIT:]))
 
 
 def _shortened(prompt: str) -> Content:

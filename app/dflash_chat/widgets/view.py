@@ -278,7 +278,8 @@ def _machine(state: ChatState) -> list[Content]:
     lines = []
     if engine.memory:
         total = f" / {figures.size(engine.memory_total)}" if engine.memory_total else ""
-        used = figures.gigabytes(engine.memory) if total else figures.size(engine.memory)
+        same_unit = total and engine.memory >= 0.95e9
+        used = figures.gigabytes(engine.memory) if same_unit else figures.size(engine.memory)
         lines.append(_row("memory", f"{used}{total}"))
     if engine.context_window:
         tokens, window = state.context_tokens, engine.context_window
