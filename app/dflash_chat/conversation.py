@@ -5,6 +5,7 @@ that the screen changes ten times a second and not for every token.
 """
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
@@ -222,10 +223,10 @@ class Conversation:
             else:
                 self._known.set()
             pause = {"ok": 5.0, "unreachable": 1.0, "failed": 1.0, "dead": 1.0}.get(engine.status, 0.2)
-            try:
-                await asyncio.wait_for(self._look.wait(), pause)
-            except TimeoutError:
-                continue
+            # Not wait_for: Python 3.11's forgets a cancellation that comes together with the event.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._look.wait()
 
     async def _examine(self) -> Engine:
         if self.process is not None and (death := self.process.death()) is not None:

@@ -1,5 +1,6 @@
 """A real HTTP server on a thread that replays event logs, at the pace and with the faults asked for."""
 
+import contextlib
 import json
 import threading
 import time
@@ -128,7 +129,8 @@ def _handler(engine: FakeEngine) -> type[BaseHTTPRequestHandler]:
             for name, value in {"Content-Length": str(len(data)), **headers}.items():
                 self.send_header(name, value)
             self.end_headers()
-            self.wfile.write(data)
+            with contextlib.suppress(OSError):  # the client may be gone
+                self.wfile.write(data)
 
         def log_message(self, *_: object) -> None:
             """Quiet."""
