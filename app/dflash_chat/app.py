@@ -29,6 +29,7 @@ from dflash_chat.widgets.transcript import Transcript
 from dflash_mlx.terminal import printable
 
 PUMP = 1 / 12  # seconds between redraws
+HINTS = view.hints()
 SAID = 5.0  # seconds that a message stays in the status line
 
 THEME = Theme(
@@ -141,18 +142,28 @@ class ChatApp(App[None]):
 
     def draw(self) -> None:
         """Show the state as it is now; lines that did not change cost nothing."""
+        if len(self.screen_stack) > 1:
+            return  # behind an open window nothing moves: to blend it anew costs more than all the rest
         now, state = self.now(), self.talk.state
         self.transcript.sync(now)
-        _show(self.header, view.header(state, self.size.width))
-        _show(self.status, self._status(now))
+        view.show(self.header, view.header(state, self.size.width))
+        self._show_status(now)
         if self.panel.display:
-            _show(self.panel, view.panel(state, now), layout=True)
-        _show(self.hints, view.hints())
+            view.show(self.panel, view.panel(state, now), layout=True)
+        view.show(self.hints, HINTS)
+
+    def _show_status(self, now: float) -> None:
+        # A line that changes ten times a second keeps its one row; a message may take what it needs.
+        self.status.set_class(not self.talk.state.live or self._says(now), "message")
+        view.show(self.status, self._status(now), layout=True)
+
+    def _says(self, now: float) -> bool:
+        return self._said is not None and now < self._said[0]
 
     def _status(self, now: float) -> Content:
         state = self.talk.state
         parts: list[Content | tuple[str, str]]
-        if self._said is not None and now < self._said[0]:
+        if self._said is not None and self._says(now):
             parts = [self._said[1]]
         elif state.live and state.reply is not None:
             numbers = not self.panel.display
@@ -170,7 +181,7 @@ class ChatApp(App[None]):
         text = view.safe(text)
         line = Content.assemble(("✗ ", view.BAD), text) if bad else Content(text)
         self._said = (self.now() + SAID, line)
-        _show(self.status, self._status(self.now()))
+        self._show_status(self.now())
 
     def toggle_panel(self) -> None:
         """Show or hide the panel; from then on the window's width no longer decides."""
@@ -289,10 +300,13 @@ class ChatApp(App[None]):
 
     # --- keys -----------------------------------------------------------------------------------
 
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Over an open window the window's own keys count, and ^q."""
+        ours = action in ("command", "page") and parameters != ("quit",)
+        return not (ours and len(self.screen_stack) > 1)
+
     def action_command(self, name: str) -> None:
-        """A key of the table. Over an open window the window's own keys count, and ^q."""
-        if len(self.screen_stack) > 1 and name != "quit":
-            return
+        """A key of the table."""
         self.actions.run(name)
 
     def action_page(self, by: int) -> None:
@@ -337,10 +351,3 @@ class ChatApp(App[None]):
     def on_resize(self, event: events.Resize) -> None:
         """The header is laid out by hand."""
         self.call_after_refresh(self.draw)
-
-
-def _show(line: Static, content: Content, *, layout: bool = False) -> None:
-    """Update a line if it changed; `layout` where its height may too."""
-    shown = line.content
-    if not isinstance(shown, Content) or not shown.is_same(content):
-        line.update(content, layout=layout)

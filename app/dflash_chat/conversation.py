@@ -182,7 +182,7 @@ class Conversation:
             assert self._client is not None
             try:
                 async for event in self._client.reply(self.state.request()):
-                    if isinstance(event, Failed) and event.code == "unreachable":
+                    if isinstance(event, Failed) and event.code in ("unreachable", "cut"):
                         event = await self._post_mortem(event)
                     self._inbox.append((turn, event))
                 return

@@ -43,7 +43,7 @@ class FakeEngine:
         requests: the bodies of all requests; `left` counts clients that went before the end.
     """
 
-    def __init__(self, *replies: Sequence[Chunk]) -> None:
+    def __init__(self, *replies: Sequence[Chunk], port: int = 0) -> None:
         self.replies = list(replies) or [compose("Hello.")]
         self.health: dict[str, Any] = dict(HEALTH)
         self.refuse: list[tuple[int, dict[str, str], str]] = []
@@ -55,7 +55,7 @@ class FakeEngine:
         self.sent = 0
         self._gate = threading.Event()
         self._closing = False
-        self._start(0)
+        self._start(port)
 
     def _start(self, port: int) -> None:
         self._server = ThreadingHTTPServer(("127.0.0.1", port), _handler(self))

@@ -79,6 +79,11 @@ class Stage:
         strips = self.app.screen._compositor.render_strips()
         return "\n".join("".join(part.text for part in strip).rstrip() for strip in strips)
 
+    @property
+    def words(self) -> str:
+        """The same without regard to where lines end."""
+        return " ".join(self.text.split())
+
 
 Story = Callable[[Stage], Awaitable[None]]
 

@@ -47,7 +47,7 @@ class Page(ModalScreen[None]):
 
     def on_mount(self) -> None:
         """Keep the numbers fresh."""
-        self.set_interval(1, lambda: self.query_one("#text", Static).update(self._text()))
+        self.set_interval(1, lambda: view.show(self.query_one("#text", Static), self._text(), layout=True))
 
     def action_scroll(self, by: int) -> None:
         """Move by lines."""

@@ -51,7 +51,7 @@ class Prompt(TextArea):
 
     def fill(self, text: str) -> None:
         """Replace everything, as one step that can be undone, and go to the end."""
-        self.replace(text, self.document.start, self.document.end)
+        self.replace(printable(text), self.document.start, self.document.end)
         self.move_cursor(self.document.end)
 
     async def _on_key(self, event: events.Key) -> None:

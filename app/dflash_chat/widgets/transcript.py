@@ -67,7 +67,7 @@ class Transcript(VerticalScroll, can_focus=False):
         if self._views and self._views[-1].is_mounted:
             self._views[-1].refresh_reply(now)
         if not self.state.turns:
-            self._welcome.update(welcome(self.state, now))
+            view.show(self._welcome, welcome(self.state, now), layout=True)
 
     def mark_edited(self, turn: Turn | None) -> None:
         """Dim the turn that is being changed."""

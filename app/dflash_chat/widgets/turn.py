@@ -42,7 +42,7 @@ class Thinking(Static, can_focus=True):
 
     def show(self, now: float) -> None:
         """Draw it as it stands."""
-        self.update(view.thinking(self.turn.reply, now, folded=self.folded))
+        view.show(self, view.thinking(self.turn.reply, now, folded=self.folded), layout=True)
 
 
 class TurnView(Vertical):

@@ -1,6 +1,7 @@
 """State as styled lines: header, status, panel, summaries. All text is `Content`, never markup."""
 
 from textual.content import Content
+from textual.widgets import Static
 
 from dflash_chat import figures
 from dflash_chat.commands import COMMANDS
@@ -18,6 +19,13 @@ ACCENT = "bold $primary"
 BAD = "bold $error"
 
 Part = str | tuple[str, str] | Content
+
+
+def show(line: Static, content: Content, *, layout: bool = False) -> None:
+    """Update a widget if its content changed; `layout` where its height may too."""
+    shown = line.content
+    if not isinstance(shown, Content) or not shown.is_same(content):
+        line.update(content, layout=layout)
 
 
 def safe(text: str) -> str:
