@@ -10,7 +10,7 @@ from chat.fake_engine import FakeEngine
 def main() -> int:
     port = int(sys.argv[sys.argv.index("--port") + 1])
     assert "--exit-with-parent" in sys.argv
-    engine = FakeEngine(logs.compose(logs.PROSE * 20), port=port)
+    engine = FakeEngine(logs.compose(logs.PROSE * 200), port=port)
     engine.pace = 0.02
     print("the last words", file=sys.stderr, flush=True)
     ended = threading.Event()

@@ -189,9 +189,9 @@ def test_kill_9_of_the_engine_loses_nothing_and_f5_starts_it_again(
         assert child.pid is not None
         os.kill(child.pid, signal.SIGKILL)
         await stage.done()
-        assert "was killed by signal 9: the last words" in stage.words
+        assert "was killed by signal 9: the last words" in stage.words, stage.text
         half = reply.text
-        assert half in logs.PROSE
+        assert (logs.PROSE * 200).startswith(half)
         await stage.until(lambda: stage.app.talk.state.engine.status == "dead")
         await stage.drawn()
         assert "F5 starts it again" in stage.text

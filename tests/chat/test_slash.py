@@ -67,9 +67,13 @@ def test_what_each_command_does(engine: FakeEngine, tmp_path: Path) -> None:
 
         await command("/tokens")
         assert isinstance(app.screen, Tokens)
-        for name, sign in (("stats", "3.9"), ("memory", "11.2 GB"), ("help", "send the message")):
+        for name, sign in (
+            ("stats", "3.67 accepted per block"),
+            ("memory", "11.2 GB"),
+            ("help", "send the message"),
+        ):
             await stage.press("escape")
-            assert sign in await command(f"/{name}")
+            assert sign in (seen := await command(f"/{name}")), seen
             assert isinstance(app.screen, Page)
         await stage.press("escape")
 
