@@ -7,6 +7,7 @@ from pathlib import Path
 from dflash_chat.app import ChatApp
 from dflash_chat.engine import Engine
 from dflash_chat.store import Chat, Saved, Store
+from textual._wait import wait_for_idle
 from textual.pilot import Pilot
 
 from chat.fake_engine import FakeEngine
@@ -34,13 +35,13 @@ class Stage:
 
     async def press(self, *keys: str) -> None:
         """Keys, and the screen after them."""
-        await self.pilot.press(*keys)
-        await self.pilot.pause()
+        await self.app._press_keys(keys)
+        await self.settle()
 
     async def type(self, text: str, *, enter: bool = True) -> None:
         """Put text into the prompt at once, as a paste of one line does, and press ⏎."""
         self.app.prompt.fill(text)
-        await self.pilot.pause()
+        await self.settle()
         if enter:
             await self.press("enter")
 
@@ -50,7 +51,8 @@ class Stage:
         while not true():
             if asyncio.get_running_loop().time() > end:
                 raise AssertionError(f"never happened: {what}\n{self.text}")
-            await self.pilot.pause(0.01)
+            await asyncio.sleep(0.01)
+            self.app.screen._on_timer_update()
 
     async def ready(self) -> None:
         """The engine answers and the screen says so."""
@@ -71,7 +73,12 @@ class Stage:
         """Everything that is known is on the screen."""
         self.app.pump()
         for _ in range(3):
-            await self.pilot.pause()
+            await self.settle()
+
+    async def settle(self) -> None:
+        """Let messages arrive. The pilot's own pause waits 30 s for a widget that is removed meanwhile."""
+        await wait_for_idle(0)
+        self.app.screen._on_timer_update()
 
     @property
     def text(self) -> str:

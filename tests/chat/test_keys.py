@@ -400,7 +400,7 @@ def test_ctrl_c_copies_stops_and_quits_when_pressed_twice(engine: FakeEngine, tm
         stage.clock.now += 10
         await stage.press("ctrl+c")
         assert stage.app.is_running
-        await stage.pilot.press("ctrl+c")
+        await stage.press("ctrl+c")
         assert stage.app._exit
 
     play(story, engine, tmp_path)
@@ -413,7 +413,7 @@ def test_ctrl_q_quits_and_f5_needs_an_engine_of_ours(engine: FakeEngine, tmp_pat
         await stage.press("f5")
         assert "not started here" in stage.text
         await stage.press("f1")
-        await stage.pilot.press("ctrl+q")
+        await stage.press("ctrl+q")
         assert stage.app._exit
 
     play(story, engine, tmp_path)
@@ -449,7 +449,7 @@ def test_resizing_while_it_streams(engine: FakeEngine, tmp_path: Path) -> None:
         await stage.type("question")
         for size in (*SIZES, (20, 5), (200, 60), COMMON):
             await stage.pilot.resize_terminal(*size)
-            await stage.pilot.pause(0.05)
+            await stage.settle()
         await stage.done()
         assert "√n steps" in stage.text
         assert "for editors" not in stage.text

@@ -156,6 +156,8 @@ def test_end_to_end_with_the_embedded_pair(terminals: Callable[..., Terminal]) -
     [child] = terminal.children
     found = re.search(r"http://127\.0\.0\.1:\d+", terminal.text)
     assert found is not None
+    terminal.keys("/set max_tokens 48\r")
+    terminal.until(lambda: "max_tokens 48" in terminal.text, "a limit, because this model never ends")
     terminal.keys("def fibonacci(n):\r")
     terminal.until(lambda: "to first token" in terminal.text, "a whole reply")
     speed = re.search(r"([\d.]+) tok/s · ([\d.]+) accepted", terminal.text)
@@ -165,6 +167,7 @@ def test_end_to_end_with_the_embedded_pair(terminals: Callable[..., Terminal]) -
         metrics = dict(line.rsplit(" ", 1) for line in answer.read().decode().splitlines() if line[0] != "#")
     assert float(speed[2]) == pytest.approx(float(metrics["dflash_acceptance_length"]), abs=0.051)
 
+    terminal.keys("/set max_tokens default\r")
     terminal.keys("class Stack:\r")
     terminal.until(lambda: "generating" in terminal.text, "the second reply")
     terminal.keys("\x1b")

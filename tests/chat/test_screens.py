@@ -88,7 +88,7 @@ def shot(name: str, size: tuple[int, int], folder: Path) -> str:
 
     async def story(stage: Stage) -> None:
         await STORIES[name](stage)
-        await stage.pilot.pause(0.05)
+        await stage.settle()
         seen.append(stage.text)
 
     try:

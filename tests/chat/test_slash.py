@@ -88,7 +88,7 @@ def test_what_each_command_does(engine: FakeEngine, tmp_path: Path) -> None:
         await command("/open")
         assert isinstance(app.screen, Chats)
         await stage.press("escape")
-        assert "deleted" in await command("/delete")
+        assert "moved to" in await command("/delete")
         assert not list(app.store.all())
         assert not state.turns
         assert "not started here" in await command("/restart")
