@@ -55,12 +55,12 @@ class Engine:
         return self._child.pid if self._child is not None and self._child.poll() is None else None
 
     def death(self) -> str | None:
-        """Why it is gone: its exit code or signal and the last line that it wrote. None while it lives."""
+        """Why it is gone: exit code or signal, the last line that it wrote, its log. None while it lives."""
         if self._child is None or (code := self._child.poll()) is None:
             return None
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         last = self.last_line()
-        return f"the engine {how}" + (f": {last}" if last else "")
+        return f"the engine {how}{f': {last}' if last else ''} (log: {self.log})"
 
     def last_line(self) -> str:
         """The last line in its log."""

@@ -190,6 +190,7 @@ def test_kill_9_of_the_engine_loses_nothing_and_f5_starts_it_again(
         os.kill(child.pid, signal.SIGKILL)
         await stage.done()
         assert "was killed by signal 9: the last words" in stage.words, stage.text
+        assert "engine.log)" in "".join(stage.text.split())
         half = reply.text
         assert (logs.PROSE * 200).startswith(half)
         await stage.until(lambda: stage.app.talk.state.engine.status == "dead")
