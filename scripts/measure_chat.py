@@ -1,6 +1,6 @@
 """What the screen costs while a 10k-token code reply streams at 200 tokens a second.
 
-    python scripts/measure_chat.py [--tokens 10000] [--rate 200] [--speculate]
+    python scripts/measure_chat.py [--tokens 10000] [--rate 200]
 
 The app runs in a pseudo-terminal of 100 x 30 against a server process that replays a composed log and notes
 when each chunk could be written. Reports the app's processor time, how far its screen lags behind the server
@@ -11,68 +11,71 @@ nothing.
 import argparse
 import json
 import os
-import pty
-import select
+import re
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
+from itertools import accumulate
+from typing import Any
 
+import httpx
+import ptyprocess
 from chat import logs
+from chat.fake_engine import FakeEngine
 
-ROOT = Path(__file__).parents[1]
 SERVE = "from measure_chat import serve; serve()"
 
 
 def code_reply(tokens: int) -> list[logs.Chunk]:
-    """Chunks of a reply that is one long Python file, with a running number to tell how far the screen is."""
+    """Chunks of a reply that is one long Python file; every third line carries its number."""
     lines, count = ["```python"], 2
     while count < tokens:
-        line = (
-            f"def step_{len(lines)}(x: int) -> int:  # at {count}"
-            if len(lines) % 3
-            else "    return x * 2 + 1"
+        number = len(lines)
+        lines.append(
+            "    return x * 2 + 1" if number % 3 else f"def step(x: int) -> int:  # line {number} of it"
         )
-        count += len(logs.pieces(line + "\n"))
-        lines.append(line)
+        count += len(logs.pieces("\n" + lines[-1]))
     return logs.compose("\n".join([*lines, "```\n"]))
 
 
+def due(chunks: Sequence[logs.Chunk], rate: float) -> list[float]:
+    """Seconds after the beginning at which each chunk is sent: when the tokens before it had their time."""
+    counts = (len(chunk.get("dflash", {}).get("tokens", ())) for chunk in chunks)
+    return [total / rate for total in accumulate(counts)]
+
+
+def numbers_due(chunks: Sequence[logs.Chunk], rate: float) -> dict[int, float]:
+    """When each numbered line is complete."""
+    text, found = "", {}
+    for chunk, moment in zip(chunks, due(chunks, rate), strict=True):
+        text += "".join(logs.texts([chunk]))
+        for number in re.findall(r"line (\d+) of it\n", text):
+            found[int(number)] = moment
+        text = text[text.rfind("\n") :]
+    return found
+
+
 def serve() -> None:
-    """In a process of its own: replay at the rate asked for, print when the reply began and ended."""
-    from chat.fake_engine import FakeEngine
+    """In a process of its own: replay at the rate asked for, print when each reply began and ended."""
+    chunks = code_reply(int(sys.argv[1]))
+    engine = FakeEngine(chunks)
+    moments = due(chunks, float(sys.argv[2]))
+    start = 0.0
 
-    tokens, rate = int(sys.argv[1]), float(sys.argv[2])
-    chunks = code_reply(tokens)
-    engine = Paced(FakeEngine(chunks), chunks, rate)
-    print(engine.engine.url, flush=True)
-    sys.stdin.read()
-
-
-class Paced:
-    """Sends each chunk when the tokens before it have had their time; notes how late that was."""
-
-    def __init__(self, engine, chunks: Sequence[logs.Chunk], rate: float) -> None:  # type: ignore[no-untyped-def]
-        self.engine = engine
-        self._due, total = [], 0
-        for chunk in chunks:
-            total += len(chunk.get("dflash", {}).get("tokens", ())) if chunk.get("choices") else 0
-            self._due.append(total / rate)
-        self._start = 0.0
-        engine.wait = self.wait
-
-    def wait(self, number: int) -> bool:
-        """Before chunk `number`."""
+    def wait(number: int) -> bool:
+        nonlocal start
         now = time.monotonic()
-        if number == 0:
-            self._start = now
-        time.sleep(max(0.0, self._start + self._due[number] - now))
-        if number == len(self._due) - 1:
-            print(json.dumps({"start": self._start, "end": time.monotonic()}), flush=True)
+        start = start if number else now
+        time.sleep(max(0.0, start + moments[number] - now))
+        if number == len(moments) - 1:
+            print(json.dumps([start, time.monotonic()]), flush=True)
         return True
+
+    engine.wait = wait  # type: ignore[method-assign]
+    print(engine.url, flush=True)
+    sys.stdin.read()
 
 
 def main() -> int:
@@ -85,86 +88,74 @@ def main() -> int:
         assert server.stdin is not None
         assert server.stdout is not None
         url = server.stdout.readline().strip()
-        alone = without_screen(url)
-        span = json.loads(server.stdout.readline())
-        alone = span["end"] - span["start"]
-        cpu, seen = with_screen(url, args.tokens)
-        span = json.loads(server.stdout.readline())
+        without_screen(url)
+        start, end = json.loads(server.stdout.readline())
+        alone = end - start
+        cpu, seen = with_screen(url)
+        start, end = json.loads(server.stdout.readline())
         server.stdin.close()
-    start, end = span["start"], span["end"]
-    lags = [(at, when - start - at / args.rate) for at, when in seen]
-    first = statistics.median(lag for at, lag in lags if at <= 500)
-    last = statistics.median(lag for at, lag in lags if at > args.tokens - 500)
+    moments = numbers_due(code_reply(args.tokens), args.rate)
+    lags = [(moments[number], when - start - moments[number]) for number, when in seen]
+    span = 500 / args.rate
+    first = statistics.mean(lag for moment, lag in lags if moment <= span)
+    last = statistics.mean(lag for moment, lag in lags if moment >= end - start - span)
     print(f"processor time of the app: {100 * cpu / (end - start):.1f} % of a core")
+    print(f"lag of the screen, first 500 tokens: {1e3 * first:.0f} ms")
+    print(f"lag of the screen, last 500 tokens: {1e3 * last:.0f} ms, {last / first:.2f}x")
     print(
-        f"lag of the screen: first 500 tokens {1e3 * first:.0f} ms, last 500 {1e3 * last:.0f} ms, {last / first:.2f}x"
-    )
-    print(
-        f"the server took {100 * ((end - start) / alone - 1):+.2f} % longer than without a screen ({alone:.1f} s)"
+        f"the server took {100 * ((end - start) / alone - 1):+.2f} % longer than the {alone:.1f} s without a screen"
     )
     return 0
 
 
-def without_screen(url: str) -> float:
+def without_screen(url: str) -> None:
     """Read the whole reply and draw nothing."""
-    body = json.dumps({"messages": [{"role": "user", "content": "go"}], "stream": True})
-    command = ["curl", "-sN", f"{url}/v1/chat/completions", "-d", body]
-    start = time.monotonic()
-    subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
-    return time.monotonic() - start
+    body = {"messages": [{"role": "user", "content": "go"}], "stream": True}
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=60, trust_env=False) as answer:
+        for _ in answer.iter_raw():
+            pass
 
 
-def with_screen(url: str, tokens: int) -> tuple[float, list[tuple[int, float]]]:
-    """Run the app, ask, and watch its output for the running numbers.
+def with_screen(url: str) -> tuple[float, list[tuple[int, float]]]:
+    """Run the app, ask, and watch its output for the numbered lines.
 
     Returns:
-        The app's processor seconds while the reply streamed, and (token, time seen) for each number.
+        The app's processor seconds while the reply streamed, and (number, when it was drawn).
     """
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.environ |= {
-            "TERM": "xterm-256color",
-            "XDG_DATA_HOME": tempfile.mkdtemp(),
-            "COLUMNS": "100",
-            "LINES": "30",
-        }
-        os.execv(sys.executable, [sys.executable, "-m", "dflash_chat", "--temp", "--url", url])
-    import fcntl
-    import re
-    import struct
-    import termios
-
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
-    output, seen, highest = b"", [], 0
-    wait_for(terminal, b"ready")
-    before = cpu_seconds(pid)
-    os.write(terminal, b"go\r")
+    env = os.environ | {"TERM": "xterm-256color"}
+    command = [sys.executable, "-m", "dflash_chat", "--temp", "--url", url]
+    app = ptyprocess.PtyProcess.spawn(command, env=env, dimensions=(30, 100))
+    wait_for(app, b"ready")
+    before = cpu_seconds(app.pid)
+    app.write(b"go\r")
+    output, seen = b"", []
+    known = {0}
     while b"to first token" not in output:
-        select.select([terminal], [], [], 5)
-        output = output[-2000:] + os.read(terminal, 65536)
+        output = output[-3000:] + app.read(65536)
         now = time.monotonic()
         plain = re.sub(rb"\x1b\[[0-9;?]*[a-zA-Z]", b"", output)
-        for number in map(int, re.findall(rb"at (\d+) ", plain)):
-            if highest < number <= tokens:
-                highest = number
-                seen.append((number, now))
-    used = cpu_seconds(pid) - before
-    os.write(terminal, b"\x11")
-    os.waitpid(pid, 0)
+        for number in set(map(int, re.findall(rb"line (\d+) of it", plain))) - known:
+            known.add(number)
+            seen.append((number, now))
+    used = cpu_seconds(app.pid) - before
+    app.write(b"\x11")
+    app.wait()
     return used, seen
 
 
-def wait_for(terminal: int, what: bytes) -> None:
+def wait_for(app: Any, what: bytes) -> None:
     """Read until it appears."""
     output = b""
     while what not in output:
-        output = output[-1000:] + os.read(terminal, 65536)
+        output = output[-1000:] + app.read(65536)
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process, as ps counts it."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """User and system time of a process so far."""
+    shown = subprocess.run(
+        ["ps", "-o", "cputimes=", "-p", str(pid)], capture_output=True, text=True, check=True
+    )
+    return float(shown.stdout)
 
 
 if __name__ == "__main__":

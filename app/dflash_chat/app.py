@@ -201,10 +201,11 @@ class ChatApp(App[None]):
         text = event.text
         chosen = self.suggestions.chosen
         if (command := commands.typed(text)) is not None:
-            self._typed(*command, chosen)
+            self._typed(text, *command, chosen)
         elif not text.strip():
             return
         elif self.talk.state.live:
+            self.prompt.put_back(text)
             self.say("still answering: esc stops it, then ⏎ sends")
         else:
             self._ask(text)
@@ -213,7 +214,6 @@ class ChatApp(App[None]):
         editing, self._editing = self._editing, None
         self.transcript.mark_edited(None)
         self.prompt.earlier.add(text)
-        self.prompt.fill("")
         self._said = None
         if editing is None:
             self.talk.send(text)
@@ -221,15 +221,15 @@ class ChatApp(App[None]):
             self.talk.resend(editing, text)
         self.follow()
 
-    def _typed(self, name: str, argument: str, chosen: commands.Command | None) -> None:
+    def _typed(self, text: str, name: str, argument: str, chosen: commands.Command | None) -> None:
         command = commands.SLASH.get(name) or (chosen if not argument else None)
         if command is None:
+            self.prompt.put_back(text)
             self.say(f"there is no command /{name}: / lists them", bad=True)
         elif command.needs_argument and not argument:
-            self.prompt.fill(f"/{command.name} ")
+            self.prompt.put_back(f"/{command.name} ")
             self.say(f"{command.slash}: {command.help}")
         else:
-            self.prompt.fill("")
             self.actions.run(command.name, argument)
 
     def choose(self, command: commands.Command) -> None:

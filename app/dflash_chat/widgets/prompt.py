@@ -54,6 +54,10 @@ class Prompt(TextArea):
         self.replace(printable(text), self.document.start, self.document.end)
         self.move_cursor(self.document.end)
 
+    def put_back(self, text: str) -> None:
+        """What was sent could not be taken; it stands before what was typed since."""
+        self.fill(text + self.text)
+
     async def _on_key(self, event: events.Key) -> None:
         if not self._special(event.key):
             return
@@ -63,7 +67,9 @@ class Prompt(TextArea):
     def _special(self, key: str) -> bool:
         """Do what a key means here and nowhere else; False leaves it to the text area."""
         if key == "enter":
+            # Emptied at once: what is typed next must not be taken for a part of this, nor be wiped with it.
             self.post_message(self.Sent(self.text))
+            self.fill("")
             return True
         if key in NEWLINE:
             start, end = self.selection
