@@ -18,7 +18,7 @@ from dflash_mlx.progress import progress_line
 from dflash_mlx.result import Result, collect
 from dflash_mlx.session import load
 from dflash_mlx.target.exactness import EXACT
-from dflash_mlx.text import printable
+from dflash_mlx.terminal import printable
 
 INTERRUPTED = 130
 

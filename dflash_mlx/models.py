@@ -17,7 +17,7 @@ from dflash_mlx.errors import DFlashError, ModelError
 from dflash_mlx.pairs import PUBLIC, Pair
 from dflash_mlx.progress import readable
 from dflash_mlx.target import load_target
-from dflash_mlx.text import printable
+from dflash_mlx.terminal import printable
 
 BITS = 4.5
 """Of a weight in a 4-bit model, scales and biases included."""

@@ -11,7 +11,8 @@ from mlx_lm.utils import load_tokenizer
 
 from dflash_mlx.chat_template import CHANNELS
 from dflash_mlx.pairs import EMBEDDED
-from dflash_mlx.text import Detokenizer, Reply, Thinking, printable
+from dflash_mlx.terminal import printable
+from dflash_mlx.text import Detokenizer, Reply, Thinking
 
 TEXTS = [
     " leading space, trailing space ",
