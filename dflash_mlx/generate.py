@@ -29,6 +29,12 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("prompt", nargs="?", default="-", help="the prompt; - (default) reads standard input")
     p.add_argument("--model", help="target: folder or hub id of an mlx-lm model (default: the embedded pair)")
     p.add_argument("--draft", help="drafter: folder or hub id; none: decode plainly (default: the pair's)")
+    p.add_argument(
+        "--numerics",
+        choices=("exact", "fast"),
+        default="exact",
+        help="fast: larger blocks for less on a GPU, in other last bits than mlx-lm's (default: exact)",
+    )
     p.add_argument("--draft-bits", type=int, choices=(4, 8), help="quantize the drafter's linear layers")
     p.add_argument("--revision", help="branch, tag or commit of --model on the hub")
     p.add_argument("--draft-revision", help="branch, tag or commit of --draft on the hub")
@@ -101,6 +107,7 @@ def _run(args: argparse.Namespace) -> int:
         draft_bits=args.draft_bits,
         adapter=args.adapter,
         dequantize=args.dequantize,
+        numerics=args.numerics,
         progress=progress_line(sys.stderr),
     )
     events = session.stream(

@@ -19,13 +19,13 @@ from dflash_mlx.errors import (
     memory_errors,
 )
 from dflash_mlx.events import Event, Finished, Prefilled
-from dflash_mlx.kernels import MOST_ROWS, Walker
+from dflash_mlx.kernels import MOST_ROWS, Kernels, Walker
 from dflash_mlx.pairs import EMBEDDED, drafter_for
 from dflash_mlx.params import SamplingParams
 from dflash_mlx.result import Result, collect
 from dflash_mlx.sampling import Sampler, check_bias
 from dflash_mlx.target import Target, load_target
-from dflash_mlx.target.exactness import EXACT, measure_exactness
+from dflash_mlx.target.exactness import EXACT, FAST, measure_exactness
 from dflash_mlx.target.load import Tokenizer, read_weights
 from dflash_mlx.text import Reply, Thinking
 
@@ -36,7 +36,10 @@ Progress = Callable[[str, int, int], None]
 """Told what is under way, such as "downloading owner/name", the bytes that are done, and all of them."""
 
 QUANTIZED_BLOCK = 5
-"""Rows beyond which MLX's quantized matmul reads the weights a second time."""
+"""Rows beyond which exact kernels take longer to compute than to read; MLX's own read the weights again."""
+TILE_BLOCK = 8
+"""Rows that the tile computes for about the price of one."""
+NUMERICS = ("exact", "fast")
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,10 @@ class Session:
         self._cancelled = threading.Event()
         self._owner = threading.get_ident()
         self._known_ids = 1 + max(tokenizer.get_vocab().values())
+        if drafter is None and target.kernels.fast:
+            target.attach_linears()  # so that plain decoding is the same with and without a drafter
+            self.fallbacks = target.linears.fallbacks
+            self.exactness = FAST if target.linears.uses_tile else EXACT
         if drafter is not None:
             self._attach(drafter)
 
@@ -118,6 +125,8 @@ class Session:
         # More rows than a kernel takes are shared out to calls with fewer.
         sizes = {*range(2, min(config.block_size, MOST_ROWS) + 1), config.block_size}
         self.exactness = measure_exactness(self.target, sizes, config.target_layer_ids)
+        if self.exactness == EXACT and self.target.linears.uses_tile:
+            self.exactness = FAST
 
     # --- prompts ------------------------------------------------------------------------------
 
@@ -240,11 +249,13 @@ class Session:
 
     @property
     def default_block_size(self) -> int:
-        """The drafter's block, at most 5 rows for a quantized target; 1 without a drafter."""
+        """The drafter's block; of a quantized target 5 rows at most, 8 by the tile. 1 without a drafter."""
         if self.drafter is None:
             return 1
         trained = self.drafter.config.block_size
-        return min(trained, QUANTIZED_BLOCK) if self.target.quantized else trained
+        if not self.target.quantized:
+            return trained
+        return min(trained, TILE_BLOCK if self.target.linears.uses_tile else QUANTIZED_BLOCK)
 
     @property
     def reasoning_levels(self) -> tuple[str, ...]:
@@ -348,6 +359,7 @@ def load(
     draft_bits: int | None = None,
     adapter: str | None = None,
     dequantize: bool = False,
+    numerics: str = "exact",
     prefill_step: int = 2048,
     progress: Progress | None = None,
 ) -> Session:
@@ -360,6 +372,8 @@ def load(
         draft_bits: quantize the drafter's linear layers to 4 or 8 bits.
         adapter: folder or hub id of a LoRA adapter for the target, as mlx-lm trains them.
         dequantize: turn a quantized target into float32.
+        numerics: "exact", where plain decoding has mlx-lm's bits, or "fast", where on a GPU a quantized
+            target's has others, and larger blocks cost less; speculation changes no token in either.
         prefill_step: prompt rows per forward pass.
         progress: told what is under way, a download or the reading of weights, and how far it is.
 
@@ -370,6 +384,8 @@ def load(
     """
     if draft_bits not in (None, 4, 8):
         raise UsageError(f"draft_bits is {draft_bits!r}: it must be 4 or 8")
+    if numerics not in NUMERICS:
+        raise UsageError(f"numerics is {numerics!r}: it must be exact or fast")
     limit = memory.available()
     target = target or EMBEDDED.target
     folder, notes = _get(target, revision, progress)
@@ -385,7 +401,10 @@ def load(
         network = load_drafter(draft_folder, bits=draft_bits)
     adapter_folder = None if adapter is None else hub.resolve(adapter)
     with memory_errors():
-        loaded = load_target(folder, adapter=adapter_folder, dequantize=dequantize)
+        kernels = Kernels(fast=numerics == "fast")
+        if kernels.fast and not kernels.device.metal:
+            notes.append("there is no GPU: numerics are exact")
+        loaded = load_target(folder, adapter=adapter_folder, dequantize=dequantize, kernels=kernels)
         plan = memory.plan(loaded.target, network, prefill_step)
         room: int | None = memory.check_room(plan, limit)
         if room == plan.longest:

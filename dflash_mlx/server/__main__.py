@@ -35,6 +35,12 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--model", help="target: folder or hub id of an mlx-lm model (default: the embedded pair)")
     p.add_argument("--draft", help="drafter: folder or hub id; none: decode plainly (default: the pair's)")
     p.add_argument(
+        "--numerics",
+        choices=("exact", "fast"),
+        default="exact",
+        help="fast: larger blocks for less on a GPU, in other last bits than mlx-lm's (default: exact)",
+    )
+    p.add_argument(
         "--host", default="localhost", help="where to listen; localhost (default): this machine alone"
     )
     p.add_argument("--port", type=int, default=PORT, help=f"0 lets the system choose (default: {PORT})")
@@ -118,7 +124,7 @@ def _serve(args: argparse.Namespace) -> NoReturn:
 def _load(args: argparse.Namespace, progress: Callable[[str, int, int], None]) -> "Session":
     from dflash_mlx.session import load  # here, for it takes MLX seconds to be imported
 
-    return load(args.model, args.draft, progress=progress)
+    return load(args.model, args.draft, numerics=args.numerics, progress=progress)
 
 
 def _report(error: BaseException, *, debug: bool) -> int:

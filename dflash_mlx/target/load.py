@@ -12,6 +12,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model, load_adapters, load_model, load_tokenizer
 
 from dflash_mlx.errors import CheckpointError, ModelError, UsageError, one_line
+from dflash_mlx.kernels import Kernels
 from dflash_mlx.params import SamplingParams
 from dflash_mlx.target.target import Target
 
@@ -39,7 +40,13 @@ class LoadedTarget:
     defaults: SamplingParams
 
 
-def load_target(folder: Path, *, adapter: Path | None = None, dequantize: bool = False) -> LoadedTarget:
+def load_target(
+    folder: Path,
+    *,
+    adapter: Path | None = None,
+    dequantize: bool = False,
+    kernels: Kernels | None = None,
+) -> LoadedTarget:
     """Build the model of an mlx-lm folder. Its weights are not read before they are used, or `read_weights`.
 
     On the CPU everything is cast to float32, scales and biases of quantized layers included: MLX computes
@@ -49,6 +56,7 @@ def load_target(folder: Path, *, adapter: Path | None = None, dequantize: bool =
         folder: local folder with `config.json`, safetensors and a tokenizer.
         adapter: local folder with `adapter_config.json` and `adapters.safetensors`, as mlx-lm trains them.
         dequantize: turn quantized layers into float32 ones.
+        kernels: for its linear layers; None: the exact ones of this device.
 
     Raises:
         ModelError: the folder cannot be read, mlx-lm does not know the architecture, or the adapter is
@@ -57,7 +65,7 @@ def load_target(folder: Path, *, adapter: Path | None = None, dequantize: bool =
     try:
         model, config = load_model(folder, lazy=True)
         tokenizer = load_tokenizer(folder, eos_token_ids=config.get("eos_token_id"))
-        target = Target(model, _context_length(config))
+        target = Target(model, _context_length(config), kernels)
     except Exception as error:  # mlx-lm and transformers raise many kinds; each is one line for the user
         raise ModelError(f"cannot load the target from {folder}: {one_line(error)}") from error
     notes = []
@@ -67,7 +75,7 @@ def load_target(folder: Path, *, adapter: Path | None = None, dequantize: bool =
     if dequantize and target.quantized:
         model = dequantize_model(model)
         model.set_dtype(mx.float32)
-        target = Target(model, target.context_length)
+        target = Target(model, target.context_length, kernels)
         notes.append("target dequantized to float32")
     elif mx.default_device().type == mx.DeviceType.cpu and (before := _reduced_precision(model)):
         model.set_dtype(mx.float32)
