@@ -16,7 +16,8 @@ from chat.stage import Stage, play
 
 ROOT = Path(__file__).parents[1]
 SESSION = ROOT / "tests" / "chat" / "data" / "session.jsonl"
-SIZE = (100, 30)
+SIZE = (100, 26)
+CYCLES = 17  # the picture is taken after so many
 
 
 def main() -> int:
@@ -30,12 +31,13 @@ def main() -> int:
 
 
 def picture() -> tuple[str, str]:
-    """The screen as SVG and as text, shortly before the end of the reply."""
+    """The screen as SVG and as text, in the middle of the reply."""
     lines = SESSION.read_text(encoding="utf-8").splitlines()
     health, asked, *chunks = map(json.loads, lines)
     engine = FakeEngine(chunks)
     engine.health = health
-    engine.hold = len(chunks) - 8
+    cycles = [number for number, chunk in enumerate(chunks) if is_cycle(chunk)]
+    engine.hold = cycles[CYCLES]
     seen: list[str] = []
 
     async def story(stage: Stage) -> None:
@@ -43,7 +45,7 @@ def picture() -> tuple[str, str]:
         await stage.type(asked["prompt"])
         await stage.until(lambda: engine.sent == engine.hold)
         reply = stage.app.talk.state.turns[0].reply
-        await stage.until(lambda: len(reply.cycles) == sum(map(is_cycle, chunks[: engine.hold])))
+        await stage.until(lambda: len(reply.cycles) == CYCLES)
         await stage.drawn()
         seen.extend((stage.app.export_screenshot(title="dflash-chat"), stage.text + "\n"))
 

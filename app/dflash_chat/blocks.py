@@ -13,6 +13,7 @@ LIST_LINES = 12
 TEXT_LIMIT = 8000  # characters of a tail that is neither code nor a list
 
 _FENCE = re.compile(r"( {0,3})(`{3,}(?=[^`]*$)|~{3,})[ \t]*([^\s`]*)")
+_INDENT = "    "  # in the place of a fence: an indented block ends where the indent does
 _ITEM = re.compile(r"(?:[-*+]|\d{1,9}[.)])[ \t]")
 
 
@@ -26,7 +27,7 @@ class Prose:
 
 @dataclass(frozen=True)
 class Code:
-    """A piece of a fenced block, without the fence.
+    """A piece of a fenced or indented block, without fence or indent.
 
     A piece that does not begin its fence goes right under the piece before it.
     """
@@ -54,9 +55,11 @@ class Splitter:
     @property
     def tail(self) -> Block | None:
         """What is not finished, to be shown as it stands."""
-        text = "".join(self._lines) + self._rest
+        text = "".join(self._lines)
         if self._fence is not None:
-            return Code(text.removesuffix("\n"), self._fence[1], self._begins, ends=False)
+            text = (text + self._dedented(self._rest)).removesuffix("\n")
+            return Code(text, self._fence[1], self._begins, ends=False)
+        text += self._rest
         return Prose(text) if text.strip() else None
 
     def add(self, text: str) -> list[Block]:
@@ -84,6 +87,9 @@ class Splitter:
             self._indent, self._fence = len(opened[1]), (opened[2], opened[3])
             self._begins = True
             return done
+        if line.startswith(_INDENT) and line.strip() and not self._lines:
+            self._indent, self._fence, self._begins = len(_INDENT), (_INDENT, ""), True
+            return self._code_line(line)
         done = []
         if _ITEM.match(line) and len(self._lines) >= LIST_LINES and _ITEM.match(self._lines[0]):
             done = self._flush(cut=True)
@@ -106,14 +112,20 @@ class Splitter:
         assert self._fence is not None
         marker = self._fence[0]
         bare = line.strip()
+        if marker == _INDENT and bare and not line.startswith(_INDENT):
+            done = self._flush_code(ends=True)
+            self._fence = None
+            return done + self._line(line)
         if bare and len(bare) >= len(marker) and set(bare) == {marker[0]}:
             done = self._flush_code(ends=True)
             self._fence = None
             return done
         done = self._flush_code(ends=False) if len(self._lines) >= CODE_LINES else []
-        indent = min(self._indent, len(line) - len(line.lstrip(" ")))
-        self._lines.append(line[indent:])
+        self._lines.append(self._dedented(line))
         return done
+
+    def _dedented(self, line: str) -> str:
+        return line[min(self._indent, len(line) - len(line.lstrip(" "))) :]
 
     def _flush(self, *, cut: bool = False) -> list[Block]:
         text, self._lines, self._size = "".join(self._lines), [], 0
@@ -122,6 +134,8 @@ class Splitter:
     def _flush_code(self, *, ends: bool) -> list[Block]:
         assert self._fence is not None
         text, self._lines = "".join(self._lines).removesuffix("\n"), []
+        if self._fence[0] == _INDENT:
+            text = text.rstrip("\n")
         block = Code(text, self._fence[1], self._begins, ends)
         self._begins = False
         return [block]

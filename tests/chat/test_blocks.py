@@ -22,6 +22,8 @@ TEXTS = [
     "| a | b |\n|---|---|\n| 1 | 2 |\n\n# head\ntext\n",
     "```\n\n```\n",
     "a ``` b\n",
+    "    def f(x):\n\n        return x\n\nafter\n",
+    "text\n    still the paragraph\n\n- a\n\n      code in the item\n",
 ]
 
 
@@ -79,6 +81,11 @@ def test_the_tail_is_what_no_block_holds() -> None:
     assert splitter.tail == Prose("two\nthr")
     assert splitter.add("ee\n\n```py\nx = ") == [Prose("two\nthree\n\n")]
     assert splitter.tail == Code("x = ", "py", begins=True, ends=False)
+
+
+def test_indented_code_is_one_block() -> None:
+    blocks = split("    def f(x):\n\n        return x\n\nafter\n")
+    assert blocks == [Code("def f(x):\n\n    return x", "", begins=True, ends=True), Prose("after\n")]
 
 
 def test_a_fence_in_a_list_loses_its_indent() -> None:

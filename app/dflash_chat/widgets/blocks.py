@@ -1,6 +1,7 @@
 """Finished pieces of a reply. Each is laid out once and never changes."""
 
 from functools import cache
+from typing import ClassVar
 
 from markdown_it import MarkdownIt
 from pygments.util import ClassNotFound
@@ -9,6 +10,7 @@ from textual.content import Content
 from textual.events import Mount
 from textual.highlight import highlight
 from textual.widgets import Markdown, Static
+from textual.widgets.markdown import MarkdownBlock, MarkdownFence
 
 from dflash_chat.blocks import Block, Code, Prose
 
@@ -21,8 +23,23 @@ def _parser() -> MarkdownIt:
     return MarkdownIt("gfm-like", {"html": False})
 
 
+class Fence(MarkdownFence):
+    """A fence inside a list or a quote. Without a language it stays plain: a guess is often wrong."""
+
+    @classmethod
+    def highlight(cls, code: str, language: str, ansi: bool = False, dark: bool = False) -> Content:
+        """Textual's, with no language as text."""
+        return super().highlight(code, language or "text", ansi, dark)
+
+
 class ProseBlock(Markdown):
     """Markdown that is complete. Its parts are there from the first frame on, so nothing jumps."""
+
+    BLOCKS: ClassVar[dict[str, type[MarkdownBlock]]] = {
+        **Markdown.BLOCKS,
+        "fence": Fence,
+        "code_block": Fence,
+    }
 
     def __init__(self, block: Prose) -> None:
         classes = "cut" if block.cut else ""
