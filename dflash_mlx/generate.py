@@ -34,8 +34,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--dequantize", action="store_true", help="turn a quantized target into float32")
     p.add_argument(
         "--block-size",
-        type=int,
-        help="rows of a verify pass (default: the drafter's, at most 5 for a quantized target)",
+        type=block_size,
+        metavar="auto|N",
+        help="rows of a verify pass; auto (default): for each cycle what is fastest here and for this text",
     )
     p.add_argument("--max-tokens", type=int, help="tokens of the reply (default: what the context leaves)")
     p.add_argument("--temperature", type=float, default=0.0, help="0 (default) is greedy")
@@ -55,6 +56,11 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--debug", action="store_true", help="show the traceback of an error")
     p.add_argument("--version", action="version", version=__version__)
     return p
+
+
+def block_size(text: str) -> int | None:
+    """`auto` is None, as for `Session.stream`."""
+    return None if text == "auto" else int(text)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -3,9 +3,10 @@
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, cast
 
-from dflash_mlx import hub
+from dflash_mlx import calibrate, hub
 from dflash_mlx.chat_template import render
 from dflash_mlx.decode import Proposer, decode
 from dflash_mlx.drafter import Drafter, DrafterModel, load_drafter
@@ -15,6 +16,7 @@ from dflash_mlx.pairs import EMBEDDED
 from dflash_mlx.params import SamplingParams
 from dflash_mlx.result import Result, collect
 from dflash_mlx.sampling import Sampler
+from dflash_mlx.schedule import Adaptive, Costs, Fixed, Policy
 from dflash_mlx.target import Target, load_target
 from dflash_mlx.target.exactness import EXACT, measure_exactness
 from dflash_mlx.target.load import Tokenizer
@@ -22,9 +24,6 @@ from dflash_mlx.text import Reply, Thinking
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """Text (taken raw), token ids, or chat messages."""
-
-QUANTIZED_BLOCK = 5
-"""Rows beyond which MLX's quantized matmul reads the weights a second time."""
 
 
 class Session:
@@ -65,7 +64,7 @@ class Session:
             layer_ids = drafter.config.target_layer_ids
             target.check_fit(drafter.config)
             target.attach(layer_ids)
-            sizes = {*range(2, self.default_block_size + 1), drafter.config.block_size}
+            sizes = range(2, drafter.config.block_size + 1)
             self.exactness = measure_exactness(target, sizes, layer_ids)
 
     # --- prompts ------------------------------------------------------------------------------
@@ -114,7 +113,8 @@ class Session:
         Args:
             prompt: text (taken raw), token ids, or messages for the chat template.
             params: greedy and as long as the context allows, unless told otherwise.
-            block_size: rows of a verify pass, 1 to the drafter's own; None: `default_block_size`.
+            block_size: rows of a verify pass, 1 to the drafter's own; None: for each cycle the size that is
+                fastest here and for this text, by what earlier cycles showed.
             speculative: False decodes plainly, which gives the same tokens.
             reasoning: off, on, low, medium, high or xhigh, where the model's template offers it; None:
                 the model's default.
@@ -128,12 +128,12 @@ class Session:
         params = params or SamplingParams()
         ids, thinking = self._encode(prompt, reasoning)
         max_tokens = self._max_tokens(ids, params)
-        block_size = self._block_size(block_size)
+        policy = self._policy(block_size, speculative=speculative)
         sampler = Sampler(params, ids, self.target.vocab_size, self._known_ids)
         reply = Reply(self.tokenizer, eos=self._eos, stop=tuple(params.stop), thinking=thinking)
         drafter = Drafter(self.drafter) if self.drafter is not None and speculative else None
         self._cancelled.clear()
-        return self._events(ids, sampler, reply, drafter, block_size, max_tokens)
+        return self._events(ids, sampler, reply, drafter, policy, max_tokens)
 
     def generate(
         self,
@@ -154,12 +154,21 @@ class Session:
         self._cancelled.set()
 
     @property
-    def default_block_size(self) -> int:
-        """The drafter's block, at most 5 rows for a quantized target; 1 without a drafter."""
+    def largest_block(self) -> int:
+        """Rows of the block that the drafter was trained for; 1 without a drafter."""
+        return 1 if self.drafter is None else self.drafter.config.block_size
+
+    @cached_property
+    def costs(self) -> Costs:
+        """What cycles cost on this machine: remembered, or measured when first asked for, in some seconds.
+
+        Raises:
+            UsageError: there is no drafter.
+        """
+        self._check_thread()
         if self.drafter is None:
-            return 1
-        trained = self.drafter.config.block_size
-        return min(trained, QUANTIZED_BLOCK) if self.target.quantized else trained
+            raise UsageError("there is no drafter, so there is no block size to choose")
+        return calibrate.costs(self.target, self.drafter, self.exactness)
 
     def close(self) -> None:
         """Leave the target model as mlx-lm loaded it."""
@@ -171,7 +180,7 @@ class Session:
         sampler: Sampler,
         reply: Reply,
         drafter: Proposer | None,
-        block_size: int,
+        policy: Policy,
         max_tokens: int | None,
     ) -> Iterator[Event]:
         self._check_thread()
@@ -181,7 +190,7 @@ class Session:
             ids,
             sampler,
             drafter=drafter,
-            block_size=block_size,
+            policy=policy,
             max_tokens=max_tokens,
             take=reply.take,
             prefill_step=self.prefill_step,
@@ -215,16 +224,21 @@ class Session:
             )
         return left if params.max_tokens is None else min(left, params.max_tokens)
 
-    def _block_size(self, block_size: int | None) -> int:
+    def _policy(self, block_size: int | None, *, speculative: bool) -> Policy:
         if block_size is None:
-            return self.default_block_size
-        trained = 1 if self.drafter is None else self.drafter.config.block_size
+            return self._adaptive if speculative and self.drafter is not None else Fixed(1)
+        trained = self.largest_block
         if not 1 <= block_size <= trained:
             made_for = (
                 "there is no drafter" if self.drafter is None else f"the drafter was trained for {trained}"
             )
             raise UsageError(f"block_size is {block_size}: it must be between 1 and {trained} ({made_for})")
-        return block_size
+        return Fixed(block_size)
+
+    @cached_property
+    def _adaptive(self) -> Adaptive:
+        """One for all replies: the next text is most like the last."""
+        return Adaptive(self.costs)
 
 
 def _all(prompt: object, kind: type) -> bool:

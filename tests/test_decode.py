@@ -18,6 +18,7 @@ from dflash_mlx.errors import NumericsError
 from dflash_mlx.events import Block, Event, Finished, Prefilled
 from dflash_mlx.params import SamplingParams
 from dflash_mlx.sampling import Sampler
+from dflash_mlx.schedule import Fixed, Policy
 from dflash_mlx.target import Target
 from dflash_mlx.target.attach import Mixin, attach
 from dflash_mlx.target.caches import Cache, arrays
@@ -33,11 +34,14 @@ def decode(
     prompt: list[int],
     *,
     eos: frozenset[int] = frozenset(),
+    block_size: int = 1,
+    policy: Policy | None = None,
     **options: Any,
 ) -> Iterator[Event]:
     """Greedy decoding until an eos token."""
     sampler = Sampler(SamplingParams(), prompt, target.vocab_size)
-    return decode_with(target, caches, prompt, sampler, take=until(eos), **options)
+    policy = policy or Fixed(block_size)
+    return decode_with(target, caches, prompt, sampler, take=until(eos), policy=policy, **options)
 
 
 def prompt_of(n: int) -> list[int]:

@@ -21,7 +21,7 @@ LAYERS: tuple[set[str], ...] = (
     {"drafter", "target"},
     {"sampling", "schedule"},
     {"decode", "result"},
-    {"text", "prefix_cache"},
+    {"text", "prefix_cache", "calibrate"},
     {"chat_template"},
     {"session"},
     {"api"},
