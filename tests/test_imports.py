@@ -16,7 +16,7 @@ PACKAGES = ("dflash_mlx", "metal/dflash_metal", "app/dflash_chat")
 # From low to high; a unit is a module or a whole folder, `api` is dflash_mlx/__init__.py.
 LAYERS: tuple[set[str], ...] = (
     {"errors"},
-    {"config", "events", "memo", "pairs", "params", "dflash_metal"},
+    {"config", "events", "memo", "pairs", "params", "remote", "dflash_metal"},
     {"kernels", "hub"},
     {"drafter", "target"},
     {"sampling", "schedule"},
