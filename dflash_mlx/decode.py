@@ -173,13 +173,13 @@ class _Reply:
                 return None
             chunk = prompt[start : min(start + step, len(prompt) - 1)]
             _, taps = self.target.forward(mx.array(list(chunk)), self.caches)
-            self._extend(taps)
+            self._take(taps)
             mx.eval(arrays(self.caches))
             mx.clear_cache()
         if cancelled():
             return None
         logits, taps = self.target.forward(mx.array([prompt[-1]]), self.caches)
-        self._extend(taps)
+        self._take(taps)
         self.rows = len(prompt)
         return logits
 
@@ -292,7 +292,7 @@ class _Reply:
 
     def _draft(self, rows: int) -> _Drafted:
         assert self.drafter is not None
-        self._feed()
+        self._extend()
         noise = self.sampler.noise(rows)
         draft = self.drafter.propose(
             self.anchor,
@@ -302,7 +302,7 @@ class _Reply:
             self.sampler.temperature,
             None if noise is None else noise[:-1],
         )
-        mx.async_eval(draft.tokens)
+        mx.async_eval(draft.tokens, *self.drafter.arrays)
         return _Drafted(rows, draft, noise)
 
     def _commit(self, tokens: list[int], taps: mx.array | None, rows: int, accepted: int) -> float:
@@ -312,23 +312,28 @@ class _Reply:
         self.policy.observe(rows, accepted, seconds, self.rows)
         self.sampler.commit(tokens)
         self.rows, self.count, self.anchor = self.rows + len(tokens), self.count + len(tokens), tokens[-1]
-        if self.drafter is not None and taps is not None:
-            self.waiting.append(taps)
-            if len(self.waiting) >= FEED_EVERY:
-                self._feed()
+        self._take(taps, every=FEED_EVERY)
         return seconds
 
-    def _feed(self) -> None:
-        """Let the drafter take in what waits for it."""
-        taps, self.waiting = self.waiting, []
-        if taps:
-            self._extend(taps[0] if len(taps) == 1 else mx.concatenate(taps, axis=1))
-
-    def _extend(self, taps: mx.array | None) -> None:
+    def _take(self, taps: mx.array | None, every: int = 1) -> None:
+        """Keep taps of committed rows until there are enough for the drafter."""
         if self.drafter is not None and taps is not None:
-            self.drafter.extend(taps)
+            self.waiting.append(taps)
+            if len(self.waiting) >= every:
+                self._feed()
+
+    def _feed(self) -> None:
+        """Let the drafter take in what waits for it, although it is not about to draft."""
+        if self._extend():
             # Else cycles without a draft would pile up a graph that holds their taps.
-            mx.async_eval(*self.drafter.arrays)
+            mx.async_eval(*self.drafter.arrays)  # type: ignore[union-attr]  # it took something in
+
+    def _extend(self) -> bool:
+        taps, self.waiting = self.waiting, []
+        if self.drafter is None or not taps:
+            return False
+        self.drafter.extend(taps[0] if len(taps) == 1 else mx.concatenate(taps, axis=1))
+        return True
 
 
 def _release_buffers(count: int, committed: int) -> None:

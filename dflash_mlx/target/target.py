@@ -8,6 +8,7 @@ from mlx import nn
 from dflash_mlx.config import DrafterConfig
 from dflash_mlx.errors import PairError
 from dflash_mlx.target.caches import Cache, Checkpoint, check_rollback, is_recurrent, make_cache
+from dflash_mlx.target.eager import Eager
 from dflash_mlx.target.embedding import embedding_scale
 from dflash_mlx.target.mixers import find_mixers
 from dflash_mlx.target.replay import Tape
@@ -40,6 +41,7 @@ class Target:
             model, self.text.model.embed_tokens, self.layers[0], self.hidden_size
         )
         self._taps: Taps | None = None
+        self._eager: Eager | None = None
         self._tapes: list[Tape] = []
         self._row_wise: list[RowWise] = []
         self._checkpoint: Checkpoint | None = None
@@ -100,15 +102,18 @@ class Target:
         covered = {id(rows.module) for rows in self._row_wise}
         self._tapes = [Tape(m.module) for m in recurrent if id(m.module) not in covered]
         self._taps = Taps(self.layers, layer_ids)
+        # On the CPU a processor that builds the graph faster has nothing to gain, and every hand-over costs.
+        if mx.default_device().type == mx.DeviceType.gpu:
+            self._eager = Eager(self.layers)
 
     def detach(self) -> None:
         """Undo `attach`."""
-        parts: list[Taps | Tape | RowWise] = [*self._tapes, *self._row_wise]
-        if self._taps is not None:
-            parts.append(self._taps)
+        # A layer that is both is undone in the reverse order.
+        layers = [part for part in (self._eager, self._taps) if part is not None]
+        parts: list[Eager | Taps | Tape | RowWise] = [*self._tapes, *self._row_wise, *layers]
         for undo in (undo for part in parts for undo in part.undos):
             undo()
-        self._taps, self._tapes, self._row_wise = None, [], []
+        self._taps, self._eager, self._tapes, self._row_wise = None, None, [], []
 
     # --- decoding -----------------------------------------------------------------------------
 
