@@ -3,11 +3,11 @@
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
 
-from dflash_mlx import hub, memory
+from dflash_mlx import calibrate, hub, memory
 from dflash_mlx.chat_template import levels, render
 from dflash_mlx.decode import Proposer, decode
 from dflash_mlx.drafter import Drafter, DrafterModel, load_drafter
@@ -24,6 +24,7 @@ from dflash_mlx.pairs import EMBEDDED, drafter_for
 from dflash_mlx.params import SamplingParams
 from dflash_mlx.result import Result, collect
 from dflash_mlx.sampling import Sampler, check_bias
+from dflash_mlx.schedule import Adaptive, Costs, Fixed, Policy
 from dflash_mlx.target import Target, load_target
 from dflash_mlx.target.exactness import EXACT, FAST, measure_exactness
 from dflash_mlx.target.load import Tokenizer, read_weights
@@ -35,10 +36,6 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 Progress = Callable[[str, int, int], None]
 """Told what is under way, such as "downloading owner/name", the bytes that are done, and all of them."""
 
-QUANTIZED_BLOCK = 5
-"""Rows beyond which exact kernels take longer to compute than to read; MLX's own read the weights again."""
-TILE_BLOCK = 8
-"""Rows that the tile computes for about the price of one."""
 NUMERICS = ("exact", "fast")
 
 
@@ -49,13 +46,14 @@ class Prepared:
     Attributes:
         ids: the prompt.
         thinking: the markers of the reply's reasoning, if any are known.
+        block_size: rows of a verify pass; None: chosen for every cycle.
         max_tokens: of the reply, within the context; None: the context's length is not known.
     """
 
     ids: tuple[int, ...]
     thinking: Thinking | None
     params: SamplingParams
-    block_size: int
+    block_size: int | None
     speculative: bool
     max_tokens: int | None
 
@@ -122,8 +120,7 @@ class Session:
             self._walker, problem = self.target.kernels.walker(*shape)
             if problem:
                 self.fallbacks += (f"the candidate walk runs in MLX's own ops: {problem}",)
-        # More rows than a kernel takes are shared out to calls with fewer.
-        sizes = {*range(2, min(config.block_size, MOST_ROWS) + 1), config.block_size}
+        sizes = range(2, config.block_size + 1)
         self.exactness = measure_exactness(self.target, sizes, config.target_layer_ids)
         if self.exactness == EXACT and self.target.linears.uses_tile:
             self.exactness = FAST
@@ -203,7 +200,8 @@ class Session:
         Args:
             prompt: text (taken raw), token ids, or messages for the chat template.
             params: greedy and as long as the context allows, unless told otherwise.
-            block_size: rows of a verify pass, 1 to the drafter's own; None: `default_block_size`.
+            block_size: rows of a verify pass, 1 to the drafter's own; None: for each cycle the size that is
+                fastest here and for this text, by what earlier cycles showed.
             speculative: False decodes plainly, which gives the same tokens.
             reasoning: off, on, low, medium, high or xhigh, where the model's template offers it; None:
                 the model's default.
@@ -222,12 +220,13 @@ class Session:
         """Decode what `prepare` made ready; errors as for `stream`."""
         self._check_thread()
         params = request.params
+        policy = self._policy(request)
         sampler = Sampler(params, request.ids, self.target.vocab_size, self._known_ids)
         reply = Reply(self.tokenizer, eos=self._eos, stop=tuple(params.stop), thinking=request.thinking)
         network = self.drafter if request.speculative else None
         drafter = None if network is None else Drafter(network, self._walker)
         self._cancelled.clear()
-        return self._events(request.ids, sampler, reply, drafter, request.block_size, request.max_tokens)
+        return self._events(request.ids, sampler, reply, drafter, policy, request.max_tokens)
 
     def generate(
         self,
@@ -248,14 +247,21 @@ class Session:
         self._cancelled.set()
 
     @property
-    def default_block_size(self) -> int:
-        """The drafter's block; of a quantized target 5 rows at most, 8 by the tile. 1 without a drafter."""
+    def largest_block(self) -> int:
+        """Rows of the block that the drafter was trained for; 1 without a drafter."""
+        return 1 if self.drafter is None else self.drafter.config.block_size
+
+    @cached_property
+    def costs(self) -> Costs:
+        """What cycles cost on this machine: remembered, or measured when first asked for, in some seconds.
+
+        Raises:
+            UsageError: there is no drafter.
+        """
+        self._check_thread()
         if self.drafter is None:
-            return 1
-        trained = self.drafter.config.block_size
-        if not self.target.quantized:
-            return trained
-        return min(trained, TILE_BLOCK if self.target.linears.uses_tile else QUANTIZED_BLOCK)
+            raise UsageError("there is no drafter, so there is no block size to choose")
+        return calibrate.costs(self.target, self.drafter, self.exactness)
 
     @property
     def reasoning_levels(self) -> tuple[str, ...]:
@@ -283,7 +289,7 @@ class Session:
         sampler: Sampler,
         reply: Reply,
         drafter: Proposer | None,
-        block_size: int,
+        policy: Policy,
         max_tokens: int | None,
     ) -> Iterator[Event]:
         self._check_thread()
@@ -293,7 +299,7 @@ class Session:
             ids,
             sampler,
             drafter=drafter,
-            block_size=block_size,
+            policy=policy,
             max_tokens=max_tokens,
             take=reply.take,
             prefill_step=self.prefill_step,
@@ -334,16 +340,21 @@ class Session:
             )
         return left if params.max_tokens is None else min(left, params.max_tokens)
 
-    def _block_size(self, block_size: int | None) -> int:
+    def _policy(self, block_size: int | None, *, speculative: bool) -> Policy:
         if block_size is None:
-            return self.default_block_size
-        trained = 1 if self.drafter is None else self.drafter.config.block_size
+            return self._adaptive if speculative and self.drafter is not None else Fixed(1)
+        trained = self.largest_block
         if not 1 <= block_size <= trained:
             made_for = (
                 "there is no drafter" if self.drafter is None else f"the drafter was trained for {trained}"
             )
             raise UsageError(f"block_size is {block_size}: it must be between 1 and {trained} ({made_for})")
-        return block_size
+        return Fixed(block_size)
+
+    @cached_property
+    def _adaptive(self) -> Adaptive:
+        """One for all replies: the next text is most like the last."""
+        return Adaptive(self.costs)
 
 
 def _all(prompt: object, kind: type) -> bool:

@@ -33,7 +33,7 @@ def show(session: Session, prompt: str) -> None:
     dim, bold, plain = ("\033[2m", "\033[1m", "\033[0m") if sys.stdout.isatty() else ("", "", "")
     print(f"\n{dim}{prompt}{plain}{bold}", end="")
     events = []
-    for event in session.stream(prompt, SamplingParams(max_tokens=TOKENS)):
+    for event in session.stream(prompt, SamplingParams(max_tokens=TOKENS), block_size=session.largest_block):
         print(event.text, end="", flush=True)
         events.append(event)
     print(plain)
@@ -48,7 +48,9 @@ def compare(session: Session, prompts: list[str]) -> bool:
     for turn, prompt in enumerate(prompts):
         results = {}
         for speculative in (True, False) if turn % 2 else (False, True):
-            results[speculative] = session.generate(prompt, params, speculative=speculative)
+            results[speculative] = session.generate(
+                prompt, params, block_size=session.largest_block, speculative=speculative
+            )
             seconds[speculative] += results[speculative].decode_seconds
         equal &= results[True].tokens == results[False].tokens
         cycles += len(results[True].cycles)

@@ -16,12 +16,12 @@ PACKAGES = ("dflash_mlx", "metal/dflash_metal", "app/dflash_chat")
 # From low to high; a unit is a module or a whole folder, `api` is dflash_mlx/__init__.py.
 LAYERS: tuple[set[str], ...] = (
     {"errors", "terminal"},
-    {"config", "events", "memo", "pairs", "params", "progress", "tensors", "dflash_metal"},
+    {"config", "events", "memo", "pairs", "params", "progress", "remote", "tensors", "dflash_metal"},
     {"kernels", "hub"},
     {"drafter", "target"},
     {"memory", "sampling", "schedule"},
     {"decode", "result"},
-    {"text", "prefix_cache"},
+    {"text", "prefix_cache", "calibrate"},
     {"chat_template"},
     {"session"},
     {"api"},

@@ -59,10 +59,10 @@ def test_the_embedded_pair_gives_mlx_lms_tokens_at_every_block_size(
 def test_the_quantized_pair_with_a_quantized_drafter_does_too(held_out: list[str], bits: int) -> None:
     session = load(draft_bits=bits)
     assert session.target.quantized
-    assert session.default_block_size == 5
+    assert session.largest_block == 5
     ids = session.encode(held_out[0])
     stock = [r.token for r in stream_generate(session.target.model, session.tokenizer, ids, max_tokens=24)]
-    result = session.generate(ids, SamplingParams(max_tokens=24))
+    result = session.generate(ids, SamplingParams(max_tokens=24), block_size=5)
     assert list(result.tokens) == stock
     assert any(c.accepted for c in result.cycles)
     assert any(c.accepted < c.drafted for c in result.cycles)
@@ -70,13 +70,16 @@ def test_the_quantized_pair_with_a_quantized_drafter_does_too(held_out: list[str
 
 def test_tau_on_held_out_code_is_at_least_2_9_at_block_5(pair: Session, held_out: list[str]) -> None:
     cycles = [
-        c for p in held_out for c in pair.generate(p, SamplingParams(max_tokens=64)).cycles if c.drafted
+        c
+        for p in held_out
+        for c in pair.generate(p, SamplingParams(max_tokens=64), block_size=5).cycles
+        if c.drafted
     ]
     assert sum(c.accepted + 1 for c in cycles) / len(cycles) >= 2.9
 
 
 def test_a_result_adds_up(pair: Session, held_out: list[str]) -> None:
-    result = pair.generate(held_out[1], PARAMS)
+    result = pair.generate(held_out[1], PARAMS, block_size=5)
     drafted = [c for c in result.cycles if c.drafted]
     assert result.tau == sum(c.accepted + 1 for c in drafted) / len(drafted)
     assert all(c.drafted == c.accepted + len(c.rejected) for c in result.cycles)
@@ -92,7 +95,7 @@ def test_a_result_adds_up(pair: Session, held_out: list[str]) -> None:
 
 
 def test_a_stream_is_one_prefilled_then_blocks_then_finished(pair: Session, held_out: list[str]) -> None:
-    events = list(pair.stream(held_out[0], PARAMS))
+    events = list(pair.stream(held_out[0], PARAMS, block_size=5))
     assert isinstance(events[0], Prefilled)
     assert all(isinstance(e, Block) for e in events[1:-1])
     assert isinstance(events[-1], Finished)
@@ -330,7 +333,7 @@ def test_draft_bits_are_validated() -> None:
 
 def test_without_a_drafter_only_blocks_of_one_row_are_offered(held_out: list[str]) -> None:
     session = load(drafter="none", dequantize=True)
-    assert session.default_block_size == 1
+    assert session.largest_block == 1
     with pytest.raises(UsageError, match="there is no drafter"):
         session.stream("x", block_size=2)
     assert session.generate("x = ", SamplingParams(max_tokens=4)).tau is None

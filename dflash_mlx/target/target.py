@@ -10,6 +10,7 @@ from dflash_mlx.config import DrafterConfig
 from dflash_mlx.errors import DFlashError, PairError, UnsupportedTargetError, memory_errors, one_line
 from dflash_mlx.kernels import Kernels
 from dflash_mlx.target.caches import Cache, Checkpoint, check_rollback, is_recurrent, make_cache
+from dflash_mlx.target.eager import Eager
 from dflash_mlx.target.embedding import embedding_scale
 from dflash_mlx.target.ends import find_ends
 from dflash_mlx.target.linears import Linears
@@ -42,6 +43,7 @@ class Target:
         self.kernels = kernels or Kernels()
         self._linears: Linears | None = None
         self._taps: Taps | None = None
+        self._eager: Eager | None = None
         self._tapes: list[Tape] = []
         self._row_wise: list[RowWise] = []
         self._checkpoint: Checkpoint | None = None
@@ -138,6 +140,9 @@ class Target:
         self.attach_linears()
         covered = {id(rows.module) for rows in self._row_wise}
         self._tapes = [Tape(m.module) for m in recurrent if id(m.module) not in covered]
+        # On the CPU a processor that builds the graph faster has nothing to gain, and every hand-over costs.
+        if self.kernels.device.metal:
+            self._eager = Eager(self.layers)
 
     def attach_linears(self) -> None:
         """Give every linear layer its way of computing rows; part of `attach`, and of plain fast numerics."""
@@ -146,11 +151,12 @@ class Target:
 
     def detach(self) -> None:
         """Undo `attach`, what came last first."""
-        parts: list[Taps | Tape | RowWise | Linears | None]
-        parts = [self._taps, *self._row_wise, self._linears, *self._tapes]
+        parts: list[Eager | Taps | Tape | RowWise | Linears | None]
+        parts = [self._taps, *self._row_wise, self._linears, *self._tapes, self._eager]
         for undo in (undo for part in reversed(parts) if part for undo in reversed(part.undos)):
             undo()
-        self._taps, self._tapes, self._row_wise, self._linears = None, [], [], None
+        self._taps, self._eager, self._linears = None, None, None
+        self._tapes, self._row_wise = [], []
 
     @property
     def linears(self) -> Linears:
