@@ -35,17 +35,15 @@ def main() -> int:
         ask(client, CODE, 64)
         good = True
         works = {
+            "idle": lambda: time.sleep(10),  # what is slow here already is the machine
             "decoding": lambda: ask(client, CODE, 600),
             "prefilling": lambda: ask(client, LONG_PROMPT, 1),
         }
         for name, work in works.items():
-            seconds = health_latency(client, work)
-            good &= max(seconds) < 0.2
-            middle, worst = 1e3 * statistics.median(seconds), 1e3 * max(seconds)
-            print(
-                f"/health while {name}: median {middle:.1f}, slowest of {len(seconds)} {worst:.1f} ms",
-                flush=True,
-            )
+            times = sorted(1e3 * seconds for seconds in health_latency(client, work))
+            good &= name == "idle" or times[-1] < 200
+            shares = ", ".join(f"{p} % {times[len(times) * p // 100]:.0f}" for p in (50, 99))
+            print(f"/health while {name}, ms: {shares}, slowest of {len(times)} {times[-1]:.0f}", flush=True)
         loss = streaming_loss(client, args.rounds)
         print(
             f"speed lost to one streaming client: {100 * loss:.1f} % (median of {args.rounds} pairs)",

@@ -126,6 +126,8 @@ def test_the_cycles_of_a_stream() -> None:
     assert parts[-1]["dflash"]["phase"] == "finished"
     assert parts[-1]["choices"][0]["finish_reason"] == "stop"
     assert "dflash" not in parts[-2]  # the text that was held comes before
+    [mixed] = [part for part in parts if part.get("dflash", {}).get("accepted") == 2]
+    assert "reasoning" in mixed["choices"][0]["delta"]  # of two frames for an event, the first tells of it
 
 
 def test_tokens_are_read_one_by_one_only_if_they_are_shown() -> None:
