@@ -14,7 +14,7 @@ from dflash_mlx import __version__
 from dflash_mlx.chat_template import LEVELS
 from dflash_mlx.errors import DFlashError, UsageError
 from dflash_mlx.events import Event
-from dflash_mlx.params import SamplingParams
+from dflash_mlx.params import SamplingParams, block_rows
 from dflash_mlx.progress import progress_line
 from dflash_mlx.remote import Server
 from dflash_mlx.result import Result, collect
@@ -44,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--dequantize", action="store_true", help="turn a quantized target into float32")
     p.add_argument(
         "--block-size",
-        type=block_size,
+        type=block_rows,
         metavar="auto|N",
         help="rows of a verify pass; auto (default): for each cycle what is fastest here and for this text",
     )
@@ -67,11 +67,6 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--debug", action="store_true", help="show the traceback of an error")
     p.add_argument("--version", action="version", version=__version__)
     return p
-
-
-def block_size(text: str) -> int | None:
-    """`auto` is None, as for `Session.stream`."""
-    return None if text == "auto" else int(text)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -150,6 +145,7 @@ LOCAL = (
     "draft_bits",
     "revision",
     "draft_revision",
+    "adapter",
     "dequantize",
     "block_size",
     "raw",

@@ -19,7 +19,7 @@ from dflash_mlx.errors import (
     memory_errors,
 )
 from dflash_mlx.events import Event, Finished, Prefilled
-from dflash_mlx.kernels import MOST_ROWS, Kernels, Walker
+from dflash_mlx.kernels import Kernels, Walker
 from dflash_mlx.pairs import EMBEDDED, drafter_for
 from dflash_mlx.params import SamplingParams
 from dflash_mlx.result import Result, collect
@@ -72,6 +72,7 @@ class Session:
         exactness: "exact" if speculation cannot change a token on this machine, else what differs.
         fallbacks: what runs slower than it could, because a kernel does not exist or failed here, and why.
         prefill_step: prompt rows per forward pass, speculating or not.
+        block_size: rows of a verify pass where a request names none; None: chosen for every cycle.
         defaults: how the model's makers sample from it; what `stream` does without parameters is greedy.
         room: tokens of context that there is memory for, if that is less than the target could have.
     """
@@ -84,6 +85,7 @@ class Session:
         *,
         notes: tuple[str, ...] = (),
         prefill_step: int = 2048,
+        block_size: int | None = None,
         defaults: SamplingParams | None = None,
         room: int | None = None,
     ) -> None:
@@ -95,6 +97,7 @@ class Session:
         self.notes = notes
         self.prefill_step = prefill_step
         self.defaults = defaults or SamplingParams()
+        self.block_size: int | None = None
         self.room = room
         self.exactness = EXACT
         self.fallbacks: tuple[str, ...] = ()
@@ -108,6 +111,7 @@ class Session:
             self.exactness = FAST if target.linears.uses_tile else EXACT
         if drafter is not None:
             self._attach(drafter)
+        self.block_size = self._check_block(block_size)
 
     def _attach(self, drafter: DrafterModel) -> None:
         """Attach the drafter to the target, and have every kernel compiled before the first reply."""
@@ -156,7 +160,7 @@ class Session:
             tuple(ids),
             thinking,
             params,
-            self._block_size(block_size),
+            self._check_block(block_size),
             speculative,
             self._max_tokens(ids, params),
         )
@@ -200,8 +204,8 @@ class Session:
         Args:
             prompt: text (taken raw), token ids, or messages for the chat template.
             params: greedy and as long as the context allows, unless told otherwise.
-            block_size: rows of a verify pass, 1 to the drafter's own; None: for each cycle the size that is
-                fastest here and for this text, by what earlier cycles showed.
+            block_size: rows of a verify pass, 1 to the drafter's own; None: the session's own, or for each
+                cycle the size that is fastest here and for this text, by what earlier cycles showed.
             speculative: False decodes plainly, which gives the same tokens.
             reasoning: off, on, low, medium, high or xhigh, where the model's template offers it; None:
                 the model's default.
@@ -220,7 +224,7 @@ class Session:
         """Decode what `prepare` made ready; errors as for `stream`."""
         self._check_thread()
         params = request.params
-        policy = self._policy(request)
+        policy = self._policy(request.block_size, speculative=request.speculative)
         sampler = Sampler(params, request.ids, self.target.vocab_size, self._known_ids)
         reply = Reply(self.tokenizer, eos=self._eos, stop=tuple(params.stop), thinking=request.thinking)
         network = self.drafter if request.speculative else None
@@ -340,16 +344,26 @@ class Session:
             )
         return left if params.max_tokens is None else min(left, params.max_tokens)
 
-    def _policy(self, block_size: int | None, *, speculative: bool) -> Policy:
+    def _check_block(self, block_size: int | None) -> int | None:
+        """The block size, or what this session uses without one.
+
+        Raises:
+            UsageError: it is not one that the drafter was trained for.
+        """
         if block_size is None:
-            return self._adaptive if speculative and self.drafter is not None else Fixed(1)
+            return self.block_size
         trained = self.largest_block
         if not 1 <= block_size <= trained:
             made_for = (
                 "there is no drafter" if self.drafter is None else f"the drafter was trained for {trained}"
             )
             raise UsageError(f"block_size is {block_size}: it must be between 1 and {trained} ({made_for})")
-        return Fixed(block_size)
+        return block_size
+
+    def _policy(self, block_size: int | None, *, speculative: bool) -> Policy:
+        if self.drafter is None or not speculative:
+            return Fixed(1)
+        return self._adaptive if block_size is None else Fixed(block_size)
 
     @cached_property
     def _adaptive(self) -> Adaptive:
@@ -371,6 +385,7 @@ def load(
     adapter: str | None = None,
     dequantize: bool = False,
     numerics: str = "exact",
+    block_size: int | None = None,
     prefill_step: int = 2048,
     progress: Progress | None = None,
 ) -> Session:
@@ -385,6 +400,7 @@ def load(
         dequantize: turn a quantized target into float32.
         numerics: "exact", where plain decoding has mlx-lm's bits, or "fast", where on a GPU a quantized
             target's has others, and larger blocks cost less; speculation changes no token in either.
+        block_size: rows of a verify pass where a request names none; None: for each cycle what is fastest.
         prefill_step: prompt rows per forward pass.
         progress: told what is under way, a download or the reading of weights, and how far it is.
 
@@ -430,6 +446,7 @@ def load(
             network,
             notes=(*notes, *loaded.notes),
             prefill_step=prefill_step,
+            block_size=block_size,
             defaults=loaded.defaults,
             room=room,
         )

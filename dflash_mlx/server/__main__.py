@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 from dflash_mlx import __version__
 from dflash_mlx.errors import DFlashError, UsageError
 from dflash_mlx.pairs import EMBEDDED
+from dflash_mlx.params import block_rows
 from dflash_mlx.server.app import make_app
 from dflash_mlx.server.engine import Engine
 from dflash_mlx.server.security import LOOPBACK
@@ -44,6 +45,12 @@ def parser() -> argparse.ArgumentParser:
         "--host", default="localhost", help="where to listen; localhost (default): this machine alone"
     )
     p.add_argument("--port", type=int, default=PORT, help=f"0 lets the system choose (default: {PORT})")
+    p.add_argument(
+        "--block-size",
+        type=block_rows,
+        metavar="auto|N",
+        help="rows of a verify pass; auto (default): for each cycle what is fastest here and for the text",
+    )
     p.add_argument("--api-key", help="what clients must show; a host that others can reach needs one")
     p.add_argument("--max-queue", type=int, default=8, help="requests that may wait (default: 8)")
     p.add_argument(
@@ -124,7 +131,7 @@ def _serve(args: argparse.Namespace) -> NoReturn:
 def _load(args: argparse.Namespace, progress: Callable[[str, int, int], None]) -> "Session":
     from dflash_mlx.session import load  # here, for it takes MLX seconds to be imported
 
-    return load(args.model, args.draft, numerics=args.numerics, progress=progress)
+    return load(args.model, args.draft, numerics=args.numerics, block_size=args.block_size, progress=progress)
 
 
 def _report(error: BaseException, *, debug: bool) -> int:

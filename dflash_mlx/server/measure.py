@@ -20,9 +20,11 @@ PLAIN_SECONDS = 1.0
 
 
 def facts(session: Session, model: str) -> Facts:
-    """About this session; takes a second the first time on a machine."""
+    """About this session; takes some seconds the first time on a machine."""
+    if session.drafter is not None and session.block_size is None:
+        _ = session.costs  # now, so that no request waits for it
     return Facts(
-        block_size=session.default_block_size,
+        block_size=session.block_size or session.largest_block,
         speculative=session.drafter is not None,
         exactness=session.exactness,
         fallbacks=session.fallbacks,

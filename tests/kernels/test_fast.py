@@ -8,7 +8,6 @@ import pretend
 import pytest
 from tiny import tiny_model
 
-import dflash_mlx.session
 from dflash_mlx import SamplingParams, Session, UsageError, load
 from dflash_mlx.generate import statistics
 from dflash_mlx.target import Target
@@ -23,7 +22,7 @@ def session(folder: Path, maker: pretend.Maker, *, fast: bool = True, drafter: b
     here.target.model.set_dtype(mx.bfloat16)
     target = Target(here.target.model, here.target.context_length, pretend.kernels(folder, maker, fast=fast))
     here.close()
-    return Session(target, here.tokenizer, here.drafter if drafter else None)
+    return Session(target, here.tokenizer, here.drafter if drafter else None, block_size=5 if drafter else 1)
 
 
 def test_tokens_are_the_same_with_speculation_without_and_without_a_drafter(
@@ -57,14 +56,6 @@ def test_where_no_layer_takes_the_tile_numerics_are_exact(tmp_path: Path) -> Non
     broken = session(tmp_path, pretend.Maker(problem="no matrices"))
     assert broken.exactness == EXACT
     assert any("no matrices" in line for line in broken.fallbacks)
-
-
-def test_the_drafter_s_block_may_be_larger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = session(tmp_path, pretend.Maker())
-    monkeypatch.setattr(dflash_mlx.session, "TILE_BLOCK", 4)
-    monkeypatch.setattr(dflash_mlx.session, "QUANTIZED_BLOCK", 3)
-    assert pair.default_block_size == 4
-    assert session(tmp_path, pretend.Maker(), fast=False).default_block_size == 3
 
 
 @pytest.mark.skipif(mx.metal.is_available(), reason="this is a Mac")

@@ -148,7 +148,7 @@ def session(folder: Path, maker: pretend.Maker) -> Session:
     assert here.drafter is not None
     target = Target(here.target.model, here.target.context_length, pretend.kernels(folder, maker))
     here.close()
-    return Session(target, here.tokenizer, here.drafter)
+    return Session(target, here.tokenizer, here.drafter, block_size=5)
 
 
 def test_the_pair_gives_the_same_tokens_with_and_without_its_kernels(

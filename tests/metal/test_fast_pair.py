@@ -28,7 +28,7 @@ def session(
     kernels = Kernels(device, fast=True, make=emulator.metal_kernel, folder=folder, outputs=40)
     target = Target(here.target.model, here.target.context_length, kernels)
     here.close()
-    session = Session(target, here.tokenizer, here.drafter)
+    session = Session(target, here.tokenizer, here.drafter, block_size=5)
     [choice] = {choice for _, choice in target.linears.table if choice.route is Route.TILE}
     assert choice.tile is not None
     assert choice.tile.has_few == (request.param == "with qmm_few")

@@ -50,7 +50,7 @@ def emulated(emulator: Emulator, tmp_path_factory: pytest.TempPathFactory) -> Se
     kernels = Kernels(device, make=emulator.metal_kernel, one_row=one_row, folder=folder)
     target = Target(here.target.model, here.target.context_length, kernels)
     here.close()
-    session = Session(target, here.tokenizer, here.drafter)
+    session = Session(target, here.tokenizer, here.drafter, block_size=5)
     for module in target.model.modules():
         if any(kind in type(module).__name__ for kind in ("_BlockLinear", "_BlockHead")):
             attach(module, OneRow)

@@ -55,7 +55,7 @@ class Watched(Session):
 
 def open_watched(prefill_step: int = 32) -> Watched:
     """The embedded pair in float32, with short prompt chunks."""
-    session = dflash_mlx.load(dequantize=True, prefill_step=prefill_step)
+    session = dflash_mlx.load(dequantize=True, block_size=5, prefill_step=prefill_step)
     session.__class__ = Watched
     assert isinstance(session, Watched)
     return session
