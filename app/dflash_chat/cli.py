@@ -4,7 +4,6 @@ import argparse
 import gc
 import os
 import sys
-from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -43,6 +42,8 @@ def main(argv: list[str] | None = None) -> int:
     """
     args = parser().parse_args(argv)
     if args.version:
+        from importlib.metadata import version  # slow to load, and seldom asked for
+
         print(version("dflash-chat"))
         return 0
     try:
