@@ -13,7 +13,7 @@ from textual.widgets.markdown import MarkdownFence
 
 from dflash_chat.blocks import Block, Code, Prose
 
-SEAM = 60  # lines before a piece of code that its colours depend on
+SEAM = 30  # lines before a piece of code that its colours depend on
 
 
 @cache
