@@ -1,7 +1,7 @@
 """The README's picture: the real app, replaying the session in tests/chat/data/session.jsonl.
 
-    python scripts/chat_picture.py           write docs/chat.svg and docs/chat.txt
-    python scripts/chat_picture.py --check   1 if the text is not what the app shows now
+    PYTHONPATH=tests python scripts/chat_picture.py           write docs/chat.svg and docs/chat.txt
+    PYTHONPATH=tests python scripts/chat_picture.py --check   1 if the text is not what the app shows now
 
 The log was recorded by record_chat_log.py from the embedded pair.
 """

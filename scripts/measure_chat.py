@@ -1,6 +1,6 @@
 """What the screen costs while a 10k-token code reply streams at 200 tokens a second.
 
-    python scripts/measure_chat.py [--tokens 10000] [--rate 200]
+    PYTHONPATH=tests python scripts/measure_chat.py [--tokens 10000] [--rate 200]
 
 The app runs in a pseudo-terminal of 100 x 30 against a server process that replays a composed log and notes
 when each chunk could be written. Reports the app's processor time, how far its screen lags behind the server
@@ -25,7 +25,7 @@ import ptyprocess
 from chat import logs
 from chat.fake_engine import FakeEngine
 
-SERVE = "from measure_chat import serve; serve()"
+SERVE = "serve"  # how the script starts itself as the server
 
 
 def code_reply(tokens: int) -> list[logs.Chunk]:
@@ -59,9 +59,9 @@ def numbers_due(chunks: Sequence[logs.Chunk], rate: float) -> dict[int, float]:
 
 def serve() -> None:
     """In a process of its own: replay at the rate asked for, print when each reply began and ended."""
-    chunks = code_reply(int(sys.argv[1]))
+    chunks = code_reply(int(sys.argv[2]))
     engine = FakeEngine(chunks)
-    moments = due(chunks, float(sys.argv[2]))
+    moments = due(chunks, float(sys.argv[3]))
     start = 0.0
 
     def wait(number: int) -> bool:
@@ -83,7 +83,7 @@ def main() -> int:
     p.add_argument("--tokens", type=int, default=10_000)
     p.add_argument("--rate", type=float, default=200.0)
     args = p.parse_args()
-    command = [sys.executable, "-c", SERVE, str(args.tokens), str(args.rate)]
+    command = [sys.executable, __file__, SERVE, str(args.tokens), str(args.rate)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdin is not None
         assert server.stdout is not None
@@ -129,7 +129,7 @@ def with_screen(url: str) -> tuple[float, list[tuple[int, float]]]:
     app.write(b"go\r")
     output, seen = b"", []
     known = {0}
-    while b"to first token" not in output:
+    while not re.search(rb"\d accepted", output):  # as the summary of a whole reply says
         output = output[-3000:] + app.read(65536)
         now = time.monotonic()
         plain = re.sub(rb"\x1b\[[0-9;?]*[a-zA-Z]", b"", output)
@@ -158,4 +158,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if sys.argv[1:2] == [SERVE]:
+        serve()
+    else:
+        sys.exit(main())

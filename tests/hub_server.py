@@ -21,6 +21,7 @@ class Hub:
         gated: repositories whose files need terms to be accepted.
         break_after: bytes after which a file's first transfer breaks off; by path.
         claimed: sizes that the hub states instead of the true ones; by path.
+        revisions: what the hub knows, all of them the same commit.
         served: path and first byte of every transfer, in order.
     """
 
@@ -28,6 +29,7 @@ class Hub:
     gated: set[str] = field(default_factory=set)
     break_after: dict[str, int] = field(default_factory=dict)
     claimed: dict[str, int] = field(default_factory=dict)
+    revisions: set[str] = field(default_factory=lambda: {"main", COMMIT})
     served: list[tuple[str, int]] = field(default_factory=list)
     url: str = ""
 
@@ -109,7 +111,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _refused(self, repo: str, revision: str) -> bool:
         if repo not in self.hub.files:
             self._error(404, "RepoNotFound", "Repository not found")
-        elif revision not in ("main", COMMIT):
+        elif revision not in self.hub.revisions:
             self._error(404, "RevisionNotFound", f"Invalid rev id: {revision}")
         else:
             return False

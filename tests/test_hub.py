@@ -81,12 +81,15 @@ def online(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 def test_a_download_reports_its_bytes_and_is_used_again(
     online: Hub, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 10_000)
     seen: list[tuple[int, int]] = []
     folder = resolve("owner/name", progress=lambda done, total: seen.append((done, total)))
     assert (folder / "model.safetensors").read_bytes() == WEIGHTS
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
     assert hub.commit(folder) == COMMIT
     assert seen[-1] == (len(WEIGHTS) + 2, len(WEIGHTS) + 2)
+    assert len(seen) > 50
+    assert sum(done == total for done, total in seen) <= 2
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
     assert capfd.readouterr().err == ""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)

@@ -302,6 +302,7 @@ def test_a_known_targets_drafter_is_fetched_by_itself(
     drafter = {path.name: path.read_bytes() for path in Path(EMBEDDED.drafter).iterdir()}
     reports: list[tuple[str, int, int]] = []
     with hub_server({"owner/demo-drafter": drafter}) as hub:
+        hub.revisions = {COMMIT}
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
         template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
         monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)

@@ -28,7 +28,7 @@ from dflash_chat.widgets.suggestions import Suggestions
 from dflash_chat.widgets.transcript import Transcript
 from dflash_mlx.terminal import printable
 
-PUMP = 1 / 12  # seconds between redraws
+PUMP = 1 / 10  # seconds between redraws
 HINTS = view.hints()
 SAID = 5.0  # seconds that a message stays in the status line
 
@@ -149,13 +149,14 @@ class ChatApp(App[None]):
         view.show(self.header, view.header(state, self.size.width))
         self._show_status(now)
         if self.panel.display:
-            view.show(self.panel, view.panel(state, now), layout=True)
+            view.show(self.panel, view.panel(state, now))
         view.show(self.hints, HINTS)
 
     def _show_status(self, now: float) -> None:
         # A line that changes ten times a second keeps its one row; a message may take what it needs.
-        self.status.set_class(not self.talk.state.live or self._says(now), "message")
-        view.show(self.status, self._status(now), layout=True)
+        message = not self.talk.state.live or self._says(now)
+        self.status.set_class(message, "message")
+        view.show(self.status, self._status(now), layout=message)
 
     def _says(self, now: float) -> bool:
         return self._said is not None and now < self._said[0]

@@ -1,14 +1,14 @@
 """A growing reply as finished blocks and an unfinished tail, so that no part is rendered twice.
 
 A block is finished when later text cannot change how it reads: a paragraph at its blank line, a fence at its
-end. What would grow without end is cut where the seam does not show: code every few dozen lines, a list
+end. What would grow without end is cut where the seam does not show: code every twenty lines, a list
 before one of its items, other text at a line, a line at a space.
 """
 
 import re
 from dataclasses import dataclass
 
-CODE_LINES = 40
+CODE_LINES = 20
 LIST_LINES = 12
 TEXT_LIMIT = 8000  # characters of a tail that is neither code nor a list
 

@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 from dflash_chat.engine import Engine, new_log
 from dflash_chat.firstframe import FirstFrame
 from dflash_chat.store import Chat, Saved, Store, data_folder
-from dflash_mlx import __version__
 from dflash_mlx.errors import DFlashError, UsageError
 
 
@@ -31,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
         "--plain", action="store_true", help="line by line, as without a terminal or with TERM=dumb"
     )
     p.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    p.add_argument("--version", action="version", version=__version__)
+    p.add_argument("--version", action="store_true", help="show the version")
     return p
 
 
@@ -42,6 +41,11 @@ def main(argv: list[str] | None = None) -> int:
         0; 1 if the engine could not be used in plain mode; 2 for a bad argument.
     """
     args = parser().parse_args(argv)
+    if args.version:
+        from importlib.metadata import version  # slow to load, and seldom asked for
+
+        print(version("dflash-chat"))
+        return 0
     try:
         return _run(args)
     except DFlashError as error:

@@ -26,6 +26,7 @@ from dflash_mlx.errors import UsageError
 VERSION = 1
 _USER = b'{"type": "user"'
 _TITLE = b'{"type": "title"'
+_REWIND = b'{"type": "rewind"'
 
 
 @dataclass(frozen=True)
@@ -286,22 +287,17 @@ def _summary(path: Path, modified: float) -> Summary | None:
     header = _entry(head)
     if header.get("type") != "chat":
         return None
-    named = _entry(_line_at(rest, rest.rfind(b"\n" + _TITLE) + 1, _TITLE))
-    asked = _entry(_line_at(rest, max(0, rest.find(_USER)), _USER))
-    title = _string(named, "text") or _string(asked, "text")
-    return Summary(
-        path.stem,
-        path,
-        title,
-        _string(header, "folder"),
-        rest.count(b"\n" + _USER) + rest.startswith(_USER),
-        modified,
-    )
-
-
-def _line_at(data: bytes, start: int, prefix: bytes) -> bytes:
-    line = data[start : data.find(b"\n", start) if b"\n" in data[start:] else len(data)]
-    return line if line.startswith(prefix) else b""
+    title, asked, turns = "", "", 0
+    for line in rest.split(b"\n"):
+        if line.startswith(_USER):
+            turns += 1
+            asked = asked or _string(_entry(line), "text")
+        elif line.startswith(_REWIND):
+            kept = _entry(line).get("turns")
+            turns = min(turns, kept) if isinstance(kept, int) else turns
+        elif line.startswith(_TITLE):
+            title = _string(_entry(line), "text")
+    return Summary(path.stem, path, title or asked, _string(header, "folder"), turns, modified)
 
 
 def _entry(line: bytes) -> dict[str, Any]:

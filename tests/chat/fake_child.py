@@ -1,7 +1,9 @@
 """Stands in for `python -m dflash_mlx.server`: takes its port, ends with its input, replays slowly."""
 
 import sys
-import threading
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # a process of its own does not know the tests
 
 from chat import logs
 from chat.fake_engine import FakeEngine
@@ -13,9 +15,7 @@ def main() -> int:
     engine = FakeEngine(logs.compose(logs.PROSE * 200), port=port)
     engine.pace = 0.02
     print("the last words", file=sys.stderr, flush=True)
-    ended = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
-    ended.wait()
+    sys.stdin.read()
     return 0
 
 

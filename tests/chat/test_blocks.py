@@ -80,7 +80,8 @@ def test_the_tail_is_what_no_block_holds() -> None:
     assert splitter.add("one\n\ntwo\nthr") == [Prose("one\n\n")]
     assert splitter.tail == Prose("two\nthr")
     assert splitter.add("ee\n\n```py\nx = ") == [Prose("two\nthree\n\n")]
-    assert splitter.tail == Code("x = ", "py", begins=True, ends=False)
+    tail: Block | None = splitter.tail
+    assert tail == Code("x = ", "py", begins=True, ends=False)
 
 
 def test_indented_code_is_one_block() -> None:

@@ -473,7 +473,8 @@ def test_links_show_where_they_lead(
         ):
             stage.app.post_message(Markdown.LinkClicked(stage.app.query_one(Markdown), href))
             await stage.until(lambda: isinstance(stage.app.screen, Link))
-            await stage.until(lambda href=href: href in stage.text)
+            await stage.drawn()
+            assert href in stage.text
             await stage.press(keys)
             await stage.press("escape")
 

@@ -6,7 +6,19 @@ import json
 
 import pytest
 from dflash_chat.state import ChatState, Engine, Reply, Turn
-from dflash_chat.wire import Cycle, Ended, Failed, Reading, Said, Started, Token, Totals, Waiting, parse
+from dflash_chat.wire import (
+    Cycle,
+    Ended,
+    Event,
+    Failed,
+    Reading,
+    Said,
+    Started,
+    Token,
+    Totals,
+    Waiting,
+    parse,
+)
 
 from chat import logs
 
@@ -21,7 +33,7 @@ def replay(chunks: list[logs.Chunk], reply: Reply | None = None) -> Reply:
 
 def test_phases_in_order() -> None:
     reply, seen = Reply(), []
-    steps = [
+    steps: list[Event] = [
         Waiting(1),
         Reading(0, 9),
         Started(9, 0, 0.1, (Token("<think>"),)),

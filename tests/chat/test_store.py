@@ -188,6 +188,8 @@ def test_the_list_shows_title_and_turns_and_skips_what_is_no_chat(store: Store) 
     chat = filled(store, "one", "two")
     (store.folder / "other.jsonl").write_text("not a chat\n")
     assert [(each.title, each.turns) for each in store.all()] == [("one", 2)]
+    chat.rewind(1)
+    assert [each.turns for each in store.all()] == [1]
     chat.title("first name")
     chat.title("last name")
     assert [each.title for each in store.all()] == ["last name"]

@@ -1,7 +1,6 @@
 """Finished pieces of a reply. Each is laid out once and never changes."""
 
 from functools import cache
-from typing import ClassVar
 
 from markdown_it import MarkdownIt
 from pygments.util import ClassNotFound
@@ -10,11 +9,11 @@ from textual.content import Content
 from textual.events import Mount
 from textual.highlight import highlight
 from textual.widgets import Markdown, Static
-from textual.widgets.markdown import MarkdownBlock, MarkdownFence
+from textual.widgets.markdown import MarkdownFence
 
 from dflash_chat.blocks import Block, Code, Prose
 
-SEAM = 60  # lines before a piece of code that its colours depend on
+SEAM = 30  # lines before a piece of code that its colours depend on
 
 
 @cache
@@ -35,11 +34,7 @@ class Fence(MarkdownFence):
 class ProseBlock(Markdown):
     """Markdown that is complete. Its parts are there from the first frame on, so nothing jumps."""
 
-    BLOCKS: ClassVar[dict[str, type[MarkdownBlock]]] = {
-        **Markdown.BLOCKS,
-        "fence": Fence,
-        "code_block": Fence,
-    }
+    BLOCKS = {**Markdown.BLOCKS, "fence": Fence, "code_block": Fence}  # noqa: RUF012
 
     def __init__(self, block: Prose) -> None:
         classes = "cut" if block.cut else ""
