@@ -31,7 +31,7 @@ def table(module: str) -> str:
         if action.choices:
             name += " " + "\\|".join(map(str, action.choices))
         elif action.option_strings and action.nargs != 0:
-            name += f" {action.metavar or action.dest.upper()}"
+            name += " " + str(action.metavar or action.dest.upper()).replace("|", "\\|")
         rows.append(f"| `{name}` | {action.help} |")
     return "\n".join(rows) + "\n"
 
