@@ -35,7 +35,7 @@ def authors(target: str, drafter: str) -> Ask:
     from mlx_lm import load
 
     theirs.snapshot_download = lambda folder, **_: folder  # it knows hub ids only
-    model, tokenizer = load(target)
+    model, tokenizer, *_ = load(target)
     draft = theirs.load_draft(drafter)
 
     def ask(prompt: list[int], block_size: int, max_tokens: int) -> Reply:
@@ -122,7 +122,7 @@ class Worker:
         self.process.stdin.flush()
         line = self.process.stdout.readline()
         if not line:
-            raise RuntimeError(f"{self.process.args} ended; its message is above")
+            raise RuntimeError(f"{self.process.args!r} ended; its message is above")
         reply: Reply = json.loads(line)
         return reply
 
@@ -227,7 +227,7 @@ def show(replies: dict[str, list[list[Reply]]], block_size: int) -> int:
         print(f"  {name:8} {ratio}; plain decoding's tokens in {same} of {len(mine)} replies")
     equal = all(
         a[0]["tokens"] == b[0]["tokens"] for a, b in zip(*map(replies.get, ("ours", "plain")), strict=True)
-    )  # type: ignore[arg-type]  # both are there
+    )
     print(f"ours: {'the tokens of plain decoding' if equal else 'tokens DIFFER from plain decoding'}")
     return 0 if equal else 1
 

@@ -46,7 +46,7 @@ def options(module: str) -> str:
         if action.choices:
             name += " " + "\\|".join(map(str, action.choices))
         elif action.option_strings and action.nargs != 0:
-            name += f" {action.metavar or action.dest.upper()}"
+            name += " " + str(action.metavar or action.dest.upper()).replace("|", "\\|")
         rows.append(f"| `{name}` | {action.help} |")
     return "\n".join(rows) + "\n"
 

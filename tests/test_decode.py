@@ -363,7 +363,7 @@ def test_primitives_of_a_draft_do_not_grow_with_the_context(pair: Session) -> No
         mx.eval(drafter.arrays)
         counts.append(primitives(drafter.propose(5, 5, pair.target.embed, pair.target.head).tokens))
     assert counts[0] == counts[1]
-    assert 50 < counts[0] < 400
+    assert 50 < counts[0] < 320
 
 
 class CountedSyncs:
@@ -448,8 +448,13 @@ def test_memory_of_a_long_reply_is_that_of_its_caches(block_size: int) -> None:
     events = decode(
         target, target.make_cache(), prompt_of(5), drafter=drafter, block_size=block_size, max_tokens=240
     )
-    sizes = [mx.get_active_memory() for event in events if isinstance(event, Block)]
-    assert max(sizes[-20:]) <= max(sizes[4:30])
+    sizes = []
+    for _ in events:
+        mx.synchronize()
+        sizes.append(mx.get_active_memory())
+    # What waits for the drafter and what is under way comes and goes; the taps of all cycles would be 120 kB.
+    # The last blocks are shorter.
+    assert max(sizes[-30:-10]) <= max(sizes[4:30]) + 2**14
 
 
 class Growing:
