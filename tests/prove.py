@@ -20,6 +20,7 @@ from dflash_mlx.errors import UnsupportedTargetError
 from dflash_mlx.events import Block
 from dflash_mlx.params import SamplingParams
 from dflash_mlx.sampling import Sampler
+from dflash_mlx.schedule import Fixed
 from dflash_mlx.target import Target
 from dflash_mlx.target.caches import arrays
 from dflash_mlx.train.data import Sample
@@ -134,7 +135,7 @@ def decoded(
             prompt,
             Sampler(SamplingParams(), prompt, target.vocab_size),
             drafter=drafter,
-            block_size=block_size,
+            policy=Fixed(block_size),
             max_tokens=length,
         )
     )

@@ -16,6 +16,7 @@ from dflash_mlx.decode import decode
 from dflash_mlx.drafter import Drafter, DrafterModel
 from dflash_mlx.memory import Held, Plan, available, check_room, plan
 from dflash_mlx.sampling import Sampler
+from dflash_mlx.schedule import Fixed
 from dflash_mlx.target import Target
 
 VOCAB = 2048
@@ -74,7 +75,7 @@ def peak(target: Target, drafter: DrafterModel | None, context: int) -> int:
         ids,
         Sampler(SamplingParams(), ids, VOCAB, VOCAB),
         drafter=None if drafter is None else Drafter(drafter),
-        block_size=1 if drafter is None else 8,
+        policy=Fixed(8),
         max_tokens=8,
         prefill_step=STEP,
     )

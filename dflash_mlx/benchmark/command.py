@@ -26,7 +26,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line, from which the documentation's table is made."""
     p = argparse.ArgumentParser(
         prog="python -m dflash_mlx.benchmark",
-        description="Compare speculative with plain decoding, in turns. Also: benchmark calibrate, benchmark kernels.",
+        description="Compare speculative with plain decoding, in turns. See also calibrate, kernels.",
     )
     p.add_argument("--model", help="target: folder or hub id of an mlx-lm model (default: the embedded pair)")
     p.add_argument("--draft", help="drafter: folder or hub id (default: the pair's)")

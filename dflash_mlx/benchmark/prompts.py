@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dflash_mlx.errors import UsageError
-from dflash_mlx.pairs import MODELS
+from dflash_mlx.pairs import DEMO
 
 Row = dict[str, Any]
 
@@ -61,7 +61,7 @@ def own(per_category: int) -> list[Task]:
 
 def completions(count: int) -> list[Task]:
     """Pieces of code to complete, for a model without a chat template such as the embedded one."""
-    texts: list[str] = json.loads((MODELS / "held_out.json").read_text(encoding="utf-8"))
+    texts: list[str] = json.loads((DEMO / "held_out.json").read_text(encoding="utf-8"))
     return [Task("code", (text,), raw=True) for text in texts[:count]]
 
 
