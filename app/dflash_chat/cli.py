@@ -12,6 +12,9 @@ from dflash_chat.firstframe import FirstFrame
 from dflash_chat.store import Chat, Saved, Store, data_folder
 from dflash_mlx.errors import DFlashError, UsageError
 
+ENGINE = ("model", "draft", "numerics", "block-size")
+"""Options that are the engine's, and handed on to it."""
+
 
 def parser() -> argparse.ArgumentParser:
     """The command line, from which the documentation's table is made."""
@@ -20,6 +23,8 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--model", help="target: folder or hub id of an mlx-lm model (default: the embedded pair)")
     p.add_argument("--draft", help="drafter: folder or hub id; none: decode plainly (default: the pair's)")
+    p.add_argument("--numerics", help="exact (default) or fast, as for the server")
+    p.add_argument("--block-size", help="rows of a verify pass, or auto (default), as for the server")
     p.add_argument("--url", help="use the server that runs at this address instead of starting one")
     p.add_argument(
         "-c", "--continue", dest="last", action="store_true", help="continue this folder's last chat"
@@ -56,8 +61,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    if args.url and (args.model or args.draft):
-        raise UsageError("--url uses a server that runs already: leave out --model and --draft")
+    settings = {name: value for name in ENGINE if (value := getattr(args, name.replace("-", "_")))}
+    if args.url and settings:
+        raise UsageError(f"--url uses a server that runs already: leave out --{next(iter(settings))}")
     if args.temp and (args.last or args.session):
         raise UsageError(
             "--temp keeps nothing, so it cannot continue a chat: leave it out, or -c and --session"
@@ -67,13 +73,8 @@ def _run(args: argparse.Namespace) -> int:
     chat, saved = _chat(args, store)
     url, process = address(args.url) if args.url else "", None
     if not args.url:
-        pair = [
-            word
-            for name in ("model", "draft")
-            if (value := getattr(args, name))
-            for word in (f"--{name}", value)
-        ]
-        process = Engine(pair, new_log(data / "logs"))
+        options = [word for name, value in settings.items() for word in (f"--{name}", value)]
+        process = Engine(options, new_log(data / "logs"))
         process.start()
         url = process.url
     try:

@@ -151,7 +151,7 @@ def test_a_hostile_reply_sends_no_control_sequence(
 
 
 def test_end_to_end_with_the_embedded_pair(terminals: Callable[..., Terminal]) -> None:
-    terminal = terminals()
+    terminal = terminals("--block-size", "5")
     terminal.until(lambda: "● ready" in terminal.text, "the engine is ready")
     [child] = terminal.children
     found = re.search(r"http://127\.0\.0\.1:\d+", terminal.text)
