@@ -19,10 +19,7 @@ def test_mlx_lms_models_do_what_the_page_says(name: str) -> None:
     assert zoo_line(name) in LINES, RENEW
 
 
-def test_the_page_has_no_other_lines() -> None:
-    rows = [
-        line
-        for line in LINES
-        if line.startswith("| ") and not line.startswith(("| ---", "| mlx-lm class", "| target"))
-    ]
-    assert len(rows) == len(TARGETS) + len(models())
+def test_the_tables_have_no_other_lines() -> None:
+    for table, names in (("published", TARGETS), ("mlx-lm", models())):
+        start = LINES.index(f"<!-- models: {table} -->")
+        assert LINES.index("<!-- end -->", start) - start == len(names) + 3, RENEW
