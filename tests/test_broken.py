@@ -59,7 +59,9 @@ def save_tokenizer(folder: Path) -> None:
 
 
 def generate(capsys: pytest.CaptureFixture[str], target: Path, drafter: Path | str) -> tuple[int, str, str]:
-    code = main(["ab", "--raw", "--max-tokens", "4", "--model", str(target), "--draft", str(drafter)])
+    block = [] if drafter == "none" else ["--block-size", "2"]
+    pair = ["--model", str(target), "--draft", str(drafter)]
+    code = main(["ab", "--raw", "--max-tokens", "4", *block, *pair])
     done = capsys.readouterr()
     return code, done.out, done.err
 
