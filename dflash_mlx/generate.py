@@ -14,7 +14,7 @@ from dflash_mlx import __version__
 from dflash_mlx.chat_template import LEVELS
 from dflash_mlx.errors import DFlashError, UsageError
 from dflash_mlx.events import Event
-from dflash_mlx.params import SamplingParams, block_rows
+from dflash_mlx.params import SamplingParams, block_size
 from dflash_mlx.progress import progress_line
 from dflash_mlx.remote import Server
 from dflash_mlx.result import Result, collect
@@ -44,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--dequantize", action="store_true", help="turn a quantized target into float32")
     p.add_argument(
         "--block-size",
-        type=block_rows,
+        type=block_size,
         metavar="auto|N",
         help="rows of a verify pass; auto (default): for each cycle what is fastest here and for this text",
     )
@@ -119,7 +119,7 @@ def _run(args: argparse.Namespace) -> int:
     events = session.stream(
         text if args.raw else _messages(args.system, text),
         params,
-        block_size=args.block_size,
+        block_size=None if args.plain else args.block_size,
         speculative=not args.plain,
         reasoning=args.reasoning,
     )

@@ -99,7 +99,7 @@ def _number(value: Any, low: float, high: float = math.inf) -> bool:
     return is_number and math.isfinite(value) and low <= value <= high
 
 
-def block_rows(text: str) -> int | None:
+def block_size(text: str) -> int | None:
     """A command's `--block-size`: rows, or None for `auto`.
 
     Raises:

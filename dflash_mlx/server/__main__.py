@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 from dflash_mlx import __version__
 from dflash_mlx.errors import DFlashError, UsageError
 from dflash_mlx.pairs import EMBEDDED
-from dflash_mlx.params import block_rows
+from dflash_mlx.params import block_size
 from dflash_mlx.server.app import make_app
 from dflash_mlx.server.engine import Engine
 from dflash_mlx.server.security import LOOPBACK
@@ -47,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--port", type=int, default=PORT, help=f"0 lets the system choose (default: {PORT})")
     p.add_argument(
         "--block-size",
-        type=block_rows,
+        type=block_size,
         metavar="auto|N",
         help="rows of a verify pass; auto (default): for each cycle what is fastest here and for the text",
     )
