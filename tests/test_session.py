@@ -312,7 +312,7 @@ def test_a_known_targets_drafter_is_fetched_by_itself(
     assert reports[-1][0] == "loading weights"
     assert f"owner/demo-drafter at commit {COMMIT}" in session.notes
     assert any("chosen by the target's shape; it was made for demo-target" in note for note in session.notes)
-    tau = session.generate("import os\n", PARAMS).tau
+    tau = session.generate("import os\n", PARAMS, block_size=5).tau
     assert tau is not None
     assert tau > 1
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
