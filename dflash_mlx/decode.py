@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from dflash_mlx.drafter import Draft, Embed, Head
 from dflash_mlx.errors import NumericsError
-from dflash_mlx.events import Block, Event, Finished, FinishReason, Prefilled, TokenLogprob
+from dflash_mlx.events import Block, Event, Finished, FinishReason, Prefilled, Prefilling, TokenLogprob
 from dflash_mlx.sampling import Choice, Sampler
 from dflash_mlx.target.caches import Cache, Checkpoint, arrays
 from dflash_mlx.target.target import Target
@@ -76,7 +76,7 @@ def decode(
     prefill_step: int = 2048,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Iterator[Event]:
-    """Decode one reply: one `Prefilled`, one `Block` per verify cycle, one `Finished`.
+    """Decode one reply: `Prefilling` between prompt chunks, `Prefilled`, a `Block` per cycle, `Finished`.
 
     After any exit, also when the caller stops iterating, `caches` hold exactly the prompt and the committed
     tokens but the last one, and the drafter has taken in exactly those rows. With a drafter that is so
@@ -98,7 +98,7 @@ def decode(
     """
     reply = _Reply(target, caches, sampler, drafter, take)
     start = time.perf_counter()
-    logits = reply.prefill(prompt, prefill_step, cancelled)
+    logits = yield from reply.prefill(prompt, prefill_step, cancelled)
     if logits is None:
         yield Finished(finish_reason="cancelled")
         return
@@ -133,13 +133,17 @@ class _Reply:
     drafter: Proposer | None
     take: Take
 
-    def prefill(self, prompt: Sequence[int], step: int, cancelled: Callable[[], bool]) -> mx.array | None:
+    def prefill(
+        self, prompt: Sequence[int], step: int, cancelled: Callable[[], bool]
+    ) -> Generator[Prefilling, None, mx.array | None]:
         """Read the prompt in chunks, then its last token alone, as mlx-lm does: the numbers are the same.
 
         Returns:
             Logits of the last row `[1, V]`, or None if cancelled.
         """
         for start in range(0, len(prompt) - 1, step):
+            if start:
+                yield Prefilling(done=start, total=len(prompt))
             if cancelled():
                 return None
             chunk = prompt[start : min(start + step, len(prompt) - 1)]
@@ -248,6 +252,7 @@ class _Reply:
             logprobs=logprobs[:kept],
             drafted=len(drafts),
             accepted=min(accepted, kept),
+            rejected=tuple(drafts[min(accepted, kept) :]),
             seconds=time.perf_counter() - start,
             wait_seconds=waited,
         )

@@ -10,11 +10,12 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import mlx.core as mx
 
 from dflash_mlx import __version__
+from dflash_mlx.kernels import Kernels
 from dflash_mlx.pairs import EMBEDDED
 from dflash_mlx.params import SamplingParams
 from dflash_mlx.result import Result
@@ -36,6 +37,8 @@ class Check:
         tau: tokens per verify cycle, bonus included.
         timings: load seconds; tokens per second of prefill, plain and speculative decoding; milliseconds
             per verify cycle.
+        linears: kind of linear layer -> the way it takes in a verify pass, and how many there are.
+        fallbacks: what runs slower than it could, and why.
     """
 
     plain: str
@@ -43,31 +46,43 @@ class Check:
     exactness: str
     tau: float
     timings: dict[str, float]
+    linears: dict[str, str] = field(default_factory=dict)
+    fallbacks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that an issue report needs; `problems` is empty where all is well."""
+    """Everything that an issue report needs; `problems` is empty where all is well.
+
+    Attributes:
+        kernels: what each kernel's self-test said: "passed", or what differed, or the compiler's log.
+    """
 
     machine: dict[str, str]
     versions: dict[str, str]
     check: Check
+    kernels: dict[str, str]
     problems: tuple[str, ...]
 
     def __str__(self) -> str:
         check = asdict(self.check)
         timings = {name: f"{value:.2f}" for name, value in check.pop("timings").items()}
         check["tau"] = f"{self.check.tau:.2f} tokens per verify cycle, bonus included"
+        linears = check.pop("linears")
+        fallbacks = check.pop("fallbacks")
         sections = {
             "machine": self.machine,
             "versions": self.versions,
             "embedded pair": check,
             "timings": timings,
+            "linear layers of its verify pass": linears,
+            "self-tests of kernels": self.kernels,
         }
         lines = []
         for title, facts in sections.items():
             lines.append(title)
-            lines += [f"  {name:<28} {value}" for name, value in facts.items()]
+            lines += [f"  {name:<28} {_indented(value)}" for name, value in facts.items()]
+        lines += [f"fallback: {fallback}" for fallback in fallbacks]
         lines += [f"problem: {problem}" for problem in self.problems] or ["no problem found"]
         return "\n".join(lines)
 
@@ -77,13 +92,16 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(prog="python -m dflash_mlx.doctor", description="Examine this machine.")
     p.add_argument("--json", action="store_true", help="print one JSON object")
     p.add_argument("--report", action="store_true", help="print a block to paste into an issue report")
+    p.add_argument(
+        "--selftest", action="store_true", help="try every kernel again, for the common formats; some seconds"
+    )
     return p
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns 0, or 1 if a problem was found."""
     args = parser().parse_args(argv)
-    report = examine()
+    report = examine(selftest=args.selftest)
     if args.json:
         print(json.dumps(asdict(report)))
     elif args.report:
@@ -93,10 +111,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if report.problems else 0
 
 
-def examine() -> Report:
-    """Run all checks; takes some seconds."""
+def examine(*, selftest: bool = False) -> Report:
+    """Run all checks; takes some seconds, with the self-tests some more."""
     check = check_pair()
-    return Report(machine(), versions(), check, (*name_clash(), *differences(check)))
+    verdicts = Kernels().selftest.common() if selftest else {}
+    kernels = {name: verdict.detail or "passed" for name, verdict in verdicts.items()}
+    if not kernels:
+        kernels = {"not run": "pass --selftest" if Kernels().device.metal else "there is no GPU"}
+    failed = [f"{name} failed its self-test" for name, verdict in verdicts.items() if not verdict.ok]
+    return Report(machine(), versions(), check, kernels, (*name_clash(), *differences(check), *failed))
 
 
 def machine() -> dict[str, str]:
@@ -156,7 +179,22 @@ def check_pair() -> Check:
             "speculative tokens/s": statistics.median(r.decode_tokens_per_second for r in speculative),
             "ms per verify cycle": 1e3 * statistics.median(cycles),
         },
+        linears=_linears(session),
+        fallbacks=session.fallbacks,
     )
+
+
+def _linears(session: Session) -> dict[str, str]:
+    """Kind of layer -> way, reason and number."""
+    ways: dict[str, list[str]] = {}
+    for (layer, choice), count in session.target.linears.table.items():
+        reason = f" ({choice.reason})" if choice.reason else ""
+        ways.setdefault(layer, []).append(f"{count} by {choice.route.value}{reason}")
+    return {layer: "; ".join(way) for layer, way in ways.items()}
+
+
+def _indented(value: object) -> str:
+    return str(value).replace("\n", "\n" + " " * 31)
 
 
 def differences(check: Check) -> list[str]:

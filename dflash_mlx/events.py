@@ -1,7 +1,8 @@
 """What a session emits while it decodes, as frozen dataclasses that survive JSON.
 
-A stream is one `Prefilled`, then one `Block` per verify cycle, then one `Finished`. Every event has
-`tokens` and `text`, so that joining either over a stream gives the whole reply.
+A stream is one `Prefilling` between two chunks of the prompt, one `Prefilled`, then one `Block` per verify
+cycle, then one `Finished`. Every event has `tokens` and `text`, so that joining either over a stream gives
+the whole reply.
 """
 
 from dataclasses import asdict, dataclass
@@ -50,26 +51,38 @@ class Event:
         Raises:
             ValueError: `obj["event"]` names no event.
         """
-        kinds = {cls.__name__: cls for cls in (Prefilled, Block, Finished)}
+        kinds = {cls.__name__: cls for cls in (Prefilling, Prefilled, Block, Finished)}
         fields = dict(obj)
         name = fields.pop("event", None)
         if name not in kinds:
             raise ValueError(f"event is {name!r}, expected one of {sorted(kinds)}")
-        fields["tokens"] = tuple(fields["tokens"])
+        for field in {"tokens", "rejected", "fallbacks"} & fields.keys():
+            fields[field] = tuple(fields[field])
         fields["logprobs"] = tuple(TokenLogprob.from_json(entry) for entry in fields["logprobs"])
         return kinds[name](**fields)
+
+
+@dataclass(frozen=True)
+class Prefilling(Event):
+    """A part of the prompt is in the cache: `done` of `total` tokens."""
+
+    done: int = 0
+    total: int = 0
 
 
 @dataclass(frozen=True)
 class Prefilled(Event):
     """The prompt is in the cache; `tokens` is the first token, chosen from the prompt's last row.
 
-    `seed` is the one that was given or drawn: with the same settings it gives the same reply.
+    Attributes:
+        seed: the one that was given or drawn: with the same settings it gives the same reply.
+        fallbacks: what runs slower than it could, because a kernel does not exist or failed here, and why.
     """
 
     prompt_tokens: int = 0
     seconds: float = 0.0
     seed: int = 0
+    fallbacks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -79,12 +92,14 @@ class Block(Event):
     Attributes:
         drafted: draft tokens that the target verified (0 in a plain cycle).
         accepted: how many of them the target itself would have chosen, in a row from the first.
+        rejected: the other drafts, which are no part of the reply.
         seconds: the whole cycle, from drafting to commit.
         wait_seconds: the part of it that was spent waiting for the device.
     """
 
     drafted: int = 0
     accepted: int = 0
+    rejected: tuple[int, ...] = ()
     seconds: float = 0.0
     wait_seconds: float = 0.0
 

@@ -14,6 +14,7 @@ from dflash_mlx.chat_template import LEVELS
 from dflash_mlx.errors import DFlashError, UsageError
 from dflash_mlx.events import Event
 from dflash_mlx.params import SamplingParams
+from dflash_mlx.progress import progress_line
 from dflash_mlx.result import Result, collect
 from dflash_mlx.session import load
 from dflash_mlx.target.exactness import EXACT
@@ -28,9 +29,16 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("prompt", nargs="?", default="-", help="the prompt; - (default) reads standard input")
     p.add_argument("--model", help="target: folder or hub id of an mlx-lm model (default: the embedded pair)")
     p.add_argument("--draft", help="drafter: folder or hub id; none: decode plainly (default: the pair's)")
+    p.add_argument(
+        "--numerics",
+        choices=("exact", "fast"),
+        default="exact",
+        help="fast: larger blocks for less on a GPU, in other last bits than mlx-lm's (default: exact)",
+    )
     p.add_argument("--draft-bits", type=int, choices=(4, 8), help="quantize the drafter's linear layers")
     p.add_argument("--revision", help="branch, tag or commit of --model on the hub")
     p.add_argument("--draft-revision", help="branch, tag or commit of --draft on the hub")
+    p.add_argument("--adapter", help="LoRA adapter for --model: folder or hub id, as mlx-lm trains them")
     p.add_argument("--dequantize", action="store_true", help="turn a quantized target into float32")
     p.add_argument(
         "--block-size",
@@ -97,7 +105,10 @@ def _run(args: argparse.Namespace) -> int:
         revision=args.revision,
         draft_revision=args.draft_revision,
         draft_bits=args.draft_bits,
+        adapter=args.adapter,
         dequantize=args.dequantize,
+        numerics=args.numerics,
+        progress=progress_line(sys.stderr),
     )
     events = session.stream(
         text if args.raw else _messages(args.system, text),
@@ -160,8 +171,7 @@ def statistics(result: Result, exactness: str) -> str:
         f"reply {len(result.tokens)} tokens at {result.decode_tokens_per_second:.1f} tokens/s "
         f"({result.finish_reason}), peak memory {peak_memory() / 1e9:.2f} GB"
     ]
-    if exactness != EXACT:
-        lines.append(exactness)
+    lines += [*result.fallbacks] if exactness == EXACT else [*result.fallbacks, exactness]
     if result.tau is not None:
         lines.append(f"tau {result.tau:.2f} tokens per verify cycle, the target's own included")
         counts = Counter(cycle.accepted + 1 for cycle in result.cycles if cycle.drafted)
@@ -181,6 +191,7 @@ def to_json(result: Result) -> dict[str, Any]:
         "seed": result.seed,
         "tokens": list(result.tokens),
         "finish_reason": result.finish_reason,
+        "fallbacks": list(result.fallbacks),
         "prompt_tokens": result.prompt_tokens,
         "tau": result.tau,
         "cycles": [

@@ -17,6 +17,7 @@ class Result:
         reasoning: the thinking before it, if the model's template marks it.
         seed: with the same settings it gives the same reply.
         logprobs: one per token, if they were asked for.
+        fallbacks: what ran slower than it could, and why.
         cycles: one per verify pass.
         prefill_seconds, decode_seconds: time to the first token, and from there to the end.
     """
@@ -31,6 +32,7 @@ class Result:
     decode_seconds: float
     seed: int
     logprobs: tuple[TokenLogprob, ...]
+    fallbacks: tuple[str, ...] = ()
 
     @property
     def tau(self) -> float | None:
@@ -57,6 +59,7 @@ def collect(events: Iterator[Event]) -> Result:
     logprobs: list[TokenLogprob] = []
     cycles: list[Block] = []
     seed = 0
+    fallbacks: tuple[str, ...] = ()
     reason: FinishReason = "cancelled"
     prompt_tokens, prefill_seconds, first, last = 0, 0.0, 0.0, 0.0
     for event in events:
@@ -67,7 +70,7 @@ def collect(events: Iterator[Event]) -> Result:
         logprobs += event.logprobs
         match event:
             case Prefilled():
-                prompt_tokens, seed = event.prompt_tokens, event.seed
+                prompt_tokens, seed, fallbacks = event.prompt_tokens, event.seed, event.fallbacks
                 prefill_seconds, first = event.seconds, last
             case Block():
                 cycles.append(event)
@@ -84,4 +87,5 @@ def collect(events: Iterator[Event]) -> Result:
         decode_seconds=last - first,
         seed=seed,
         logprobs=tuple(logprobs),
+        fallbacks=fallbacks,
     )

@@ -15,11 +15,13 @@ class Thinking:
         start: the text that begins it.
         end: the text that ends it.
         open: the prompt already ends with `start`, so that the reply begins inside.
+        others: further markers that end it.
     """
 
     start: str
     end: str
     open: bool
+    others: tuple[str, ...] = ()
 
 
 class Reply:
@@ -175,7 +177,9 @@ class _Splitter:
     """
 
     def __init__(self, thinking: Thinking | None) -> None:
-        self._markers: tuple[str, ...] = () if thinking is None else (thinking.start, thinking.end)
+        self._markers: tuple[str, ...] = ()
+        if thinking is not None:
+            self._markers = (thinking.start, thinking.end, *thinking.others)
         self.inside = thinking is not None and thinking.open
         self.held = ""  # the end of the text, while it may be the beginning of a marker
         self._fresh = self.inside  # nothing but newlines since the last marker

@@ -23,7 +23,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from dflash_mlx import SamplingParams, load
 from dflash_mlx.drafter import Drafter
-from dflash_mlx.pairs import EMBEDDED, MODELS
+from dflash_mlx.pairs import DEMO, EMBEDDED
 from dflash_mlx.target import load_target
 
 
@@ -45,7 +45,7 @@ def main() -> int:
     parser.add_argument("--block-size", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
-    prompts: list[str] = json.loads((MODELS / "held_out.json").read_text(encoding="utf-8"))
+    prompts: list[str] = json.loads((DEMO / "held_out.json").read_text(encoding="utf-8"))
 
     session = load(args.target, args.drafter, dequantize=True)
     ids = [session.encode(p) for p in prompts]

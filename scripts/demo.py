@@ -7,7 +7,7 @@ import mlx.core as mx
 
 from dflash_mlx import Result, SamplingParams, Session, load
 from dflash_mlx.generate import statistics
-from dflash_mlx.pairs import MODELS
+from dflash_mlx.pairs import DEMO
 
 TOKENS = 96
 
@@ -23,7 +23,7 @@ def main() -> int:
         print(
             "(MLX's quantized matmul on the CPU costs the same for every row, so speculation could not pay.)"
         )
-    prompts: list[str] = json.loads((MODELS / "held_out.json").read_text(encoding="utf-8"))
+    prompts: list[str] = json.loads((DEMO / "held_out.json").read_text(encoding="utf-8"))
     show(session, prompts[0])
     return 0 if compare(session, prompts) else 1
 

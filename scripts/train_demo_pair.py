@@ -43,7 +43,7 @@ from dflash_mlx.train.data import Sample, Sampling, load_samples, respond, save_
 from dflash_mlx.train.evaluate import evaluate_drafter
 from dflash_mlx.train.fit import FitRecipe, fit_drafter, new_drafter, save_drafter
 
-MODELS = Path(__file__).parent.parent / "dflash_mlx" / "models"
+MODELS = Path(__file__).parent.parent / "dflash_mlx" / "demo"
 
 DRAFTER: dict[str, Any] = {
     "architectures": ["DFlash2DraftModel"],

@@ -36,6 +36,12 @@ def options(module: str) -> str:
     for action in parser._actions:
         if isinstance(action, argparse._HelpAction | argparse._VersionAction):
             continue
+        if isinstance(action, argparse._SubParsersAction):
+            rows += [
+                f"| `{command.dest} {_positionals(action.choices[command.dest])}` | {command.help} |"
+                for command in action._choices_actions
+            ]
+            continue
         name = ", ".join(action.option_strings) or action.dest.upper()
         if action.choices:
             name += " " + "\\|".join(map(str, action.choices))
@@ -43,6 +49,10 @@ def options(module: str) -> str:
             name += f" {action.dest.upper()}"
         rows.append(f"| `{name}` | {action.help} |")
     return "\n".join(rows) + "\n"
+
+
+def _positionals(parser: argparse.ArgumentParser) -> str:
+    return " ".join(action.dest.upper() for action in parser._actions if not action.option_strings)
 
 
 def keys() -> str:

@@ -35,6 +35,9 @@ def test_a_healthy_machine_has_no_problem() -> None:
     assert len(report["check"]["timings"]) == 5
     assert all(value > 0 for value in report["check"]["timings"].values())
     assert {"python", "dflash-chat", "mlx", "mlx-lm"} <= set(report["versions"])
+    assert set(report["check"]["linears"]) == {"float32"}
+    assert report["check"]["fallbacks"] == []
+    assert set(report["kernels"].values()) == {"there is no GPU"}
     assert {"chip", "system", "memory", "MLX device", "Metal"} <= set(report["machine"])
 
 

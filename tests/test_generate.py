@@ -35,6 +35,7 @@ def test_json_is_one_object_and_plain_gives_the_same_tokens() -> None:
         "seed",
         "tokens",
         "finish_reason",
+        "fallbacks",
         "prompt_tokens",
         "tau",
         "cycles",
@@ -59,6 +60,7 @@ def test_json_is_one_object_and_plain_gives_the_same_tokens() -> None:
         (["x", "--model", "/no/such"], 3, "error: '/no/such' is neither a folder nor a hub id"),
         (["x", "--draft", "/no/such"], 3, "error: '/no/such' is neither a folder nor a hub id"),
         (["x", "--revision", "main"], 3, "revision is 'main'"),
+        (["x", "--adapter", "/no/such"], 3, "error: '/no/such' is neither a folder nor a hub id"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_line(args: list[str], code: int, message: str) -> None:

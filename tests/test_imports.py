@@ -16,16 +16,16 @@ PACKAGES = ("dflash_mlx", "metal/dflash_metal", "app/dflash_chat")
 # From low to high; a unit is a module or a whole folder, `api` is dflash_mlx/__init__.py.
 LAYERS: tuple[set[str], ...] = (
     {"errors", "terminal"},
-    {"config", "events", "memo", "pairs", "params", "dflash_metal"},
+    {"config", "events", "memo", "pairs", "params", "progress", "tensors", "dflash_metal"},
     {"kernels", "hub"},
     {"drafter", "target"},
-    {"sampling", "schedule"},
+    {"memory", "sampling", "schedule"},
     {"decode", "result"},
     {"text", "prefix_cache"},
     {"chat_template"},
     {"session"},
     {"api"},
-    {"generate", "benchmark", "doctor", "server", "train"},
+    {"generate", "benchmark", "doctor", "models", "server", "train"},
     {"dflash_chat"},
 )
 LEVEL = {unit: level for level, units in enumerate(LAYERS) for unit in units}

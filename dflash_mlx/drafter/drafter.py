@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from dflash_mlx.drafter.model import DrafterModel, Embed, Head
+from dflash_mlx.kernels import Walker
 
 
 @dataclass(frozen=True)
@@ -16,16 +17,22 @@ class Draft:
 
 
 class Drafter:
-    """The network and its context. The target's embedding and head stay the target's: they are arguments."""
+    """The network and its context. The target's embedding and head stay the target's: they are arguments.
 
-    def __init__(self, model: DrafterModel) -> None:
+    Args:
+        model: the network.
+        walker: a kernel for the selector's walk; None: MLX's own ops.
+    """
+
+    def __init__(self, model: DrafterModel, walker: Walker | None = None) -> None:
         self.model = model
+        self.walker = walker
         self.config = model.config
         self.context = model.make_context()
 
     def extend(self, taps: mx.array) -> None:
         """Take in the taps of rows that were committed, `[1, n, len(target_layer_ids) * H]`."""
-        self.model.extend(taps.astype(self._dtype), self.context)
+        self.model.extend(taps.astype(self.model.dtype), self.context)
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -54,16 +61,11 @@ class Drafter:
         config = self.config
         block = mx.array([[anchor] + [config.mask_token_id] * (block_size - 1)])
         x = embed(block) * config.input_embedding_scale
-        hidden = self.model.hidden_states(x.astype(self._dtype), self.context)[:, 1:]  # [1, L, H]
+        hidden = self.model.hidden_states(x.astype(self.model.dtype), self.context)[:, 1:]  # [1, L, H]
         logits = self.model.logits(hidden, head)[0]  # [L, V]
         if config.selector_rank:
-            tokens = self.model.candidate_selector.walk(hidden[0], logits, anchor, temperature, noise)
+            select = self.model.candidate_selector.walk
+            tokens = select(hidden[0], logits, anchor, temperature, noise, self.walker)
         else:
             tokens = mx.argmax(logits if noise is None else logits / temperature + noise, axis=-1)
         return Draft(tokens, mx.isfinite(logits).all())
-
-    @property
-    def _dtype(self) -> mx.Dtype:
-        """The activations' type: a norm's, since norms are never quantized."""
-        dtype: mx.Dtype = self.model.norm.weight.dtype
-        return dtype

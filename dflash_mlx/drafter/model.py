@@ -121,6 +121,12 @@ class DrafterModel(nn.Module):
                 config.hidden_size, config.vocab_size, config.selector_rank, config.selector_top_k
             )
 
+    @property
+    def dtype(self) -> mx.Dtype:
+        """The activations' type: a norm's, since norms are never quantized."""
+        dtype: mx.Dtype = self.norm.weight.dtype
+        return dtype
+
     def make_context(self) -> DrafterContext:
         """An empty context."""
         return DrafterContext([layer.self_attn.window for layer in self.layers])

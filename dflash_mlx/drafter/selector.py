@@ -7,6 +7,8 @@ The score of candidate c at slot i after predecessor p is
 import mlx.core as mx
 from mlx import nn
 
+from dflash_mlx.kernels import Walker
+
 
 class CandidateSelector(nn.Module):
     """Codebooks `[V, R]` for predecessors and successors, and the projection W: H -> R between them."""
@@ -25,34 +27,55 @@ class CandidateSelector(nn.Module):
         anchor: int,
         temperature: float = 0.0,
         noise: mx.array | None = None,
+        walker: Walker | None = None,
     ) -> mx.array:
         """The best path, or with noise a draw: candidates and choices by score / temperature + noise.
-
-        The best successor of *every* candidate is found at once, so that the walk itself only follows
-        pointers: a handful of small gathers where scoring slot by slot would launch eight ops a slot.
 
         Args:
             hidden: final hidden states of the draft slots, `[L, H]`.
             logits: their unary logits, `[L, V]`.
             anchor: the token before the first slot.
             temperature, noise: of the target's own choice at these positions, `[L, V]`; greedy without.
+            walker: a kernel that goes the whole way at once; it may choose otherwise between near equals.
 
         Returns:
             Token ids, `[L]`.
         """
-        slots = logits.shape[0]
         promise = logits if noise is None else logits / temperature + noise
         candidates = mx.argpartition(promise, -self.top_k, axis=-1)[:, -self.top_k :]  # [L, C]
         unary = mx.take_along_axis(logits, candidates, axis=-1)  # [L, C]
+        if noise is not None:
+            noise = mx.take_along_axis(noise, candidates, axis=-1)
+        if walker is None:
+            return self._follow(hidden, candidates, unary, anchor, temperature, noise)
+        codebooks = self.predecessor_codebook, self.successor_codebook
+        projected = self.hidden_projection(hidden)
+        candidates = candidates.astype(mx.uint32)
+        return walker(candidates, unary, projected, *codebooks, anchor, temperature=temperature, noise=noise)
+
+    def _follow(
+        self,
+        hidden: mx.array,
+        candidates: mx.array,
+        unary: mx.array,
+        anchor: int,
+        temperature: float,
+        noise: mx.array | None,
+    ) -> mx.array:
+        """The walk in MLX's own ops; `candidates`, `unary` and `noise` are `[L, C]`.
+
+        The best successor of *every* candidate is found at once, so that the walk itself only follows
+        pointers: a handful of small gathers where scoring slot by slot would launch eight ops a slot.
+        """
         first = mx.full((1, self.top_k), anchor, dtype=candidates.dtype)
         predecessors = mx.concatenate([first, candidates[:-1]])  # [L, C]
         scores = unary[:, None].astype(mx.float32) + self.edges(hidden, predecessors, candidates)
         if noise is not None:
-            scores = scores / temperature + mx.take_along_axis(noise, candidates, axis=-1)[:, None]
+            scores = scores / temperature + noise[:, None]
         best = mx.argmax(scores, axis=-1)  # [L, C]: the best successor of each predecessor
         at = mx.zeros((1,), dtype=best.dtype)
         path = []
-        for slot in range(slots):
+        for slot in range(candidates.shape[0]):
             at = mx.take(best[slot], at)
             path.append(mx.take(candidates[slot], at))
         return mx.concatenate(path)

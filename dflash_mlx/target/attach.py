@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
+        def as_linear(self, x: Any) -> Any: ...
+
 else:
     Mixin = object
 

@@ -60,9 +60,17 @@ def is_recurrent(cache: Cache) -> bool:
     return type(cache) is ArraysCache
 
 
-def row_mask(cache: Cache) -> Any:
-    """The mask of the next row alone, booleans `[1, context + 1]` or None: only a window hides anything."""
-    return next((c.make_mask(1) for c in leaves([cache]) if type(c) is WindowCache), None)
+def block_mask(cache: Cache, rows: int) -> Any:
+    """The mask of the next rows: None, "causal", or a window's booleans `[rows, context + rows]`."""
+    window = next((c for c in leaves([cache]) if type(c) is WindowCache), None)
+    if window is not None:
+        return window.make_mask(rows)
+    return "causal" if rows > 1 else None
+
+
+def keys_seen(cache: Cache, start: int, rows: int) -> int:
+    """Keys that attention is handed for `rows` rows from position `start` on, their own among them."""
+    return int(cache.keys_seen(start, rows)) if type(cache) is WindowCache else start + rows
 
 
 def check_rollback(caches: Sequence[Cache], replayed: Sequence[Cache]) -> None:

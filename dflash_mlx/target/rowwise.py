@@ -1,27 +1,37 @@
-"""The exact fallback for modules that take another path for a single row.
+"""Modules that run in parts in a verify pass, because all rows at once would get other numbers than alone.
 
-Some attention (MLA) and state-space (Mamba 2) modules compute one row by other operations than several,
-so a block's rows would not carry the numbers of plain decoding. In a verify pass such a module runs row
-by row. Which modules these are is found by running each both ways and comparing the bits.
+Some attention (MLA) and state-space (Mamba 2) modules compute one row by other operations than several: they
+run row by row. Which these are is found by running each both ways and comparing the bits. And on a GPU, MLX's
+attention splits keys by their number and that of the rows: there a block is cut where rows would part ways.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
 from mlx import nn
 
+from dflash_mlx.kernels import Device, row_groups
 from dflash_mlx.target.attach import Mixin, Undo, attach
 from dflash_mlx.target.caches import Cache, arrays, fork, is_recurrent
-from dflash_mlx.target.call import Call, residual
+from dflash_mlx.target.call import Call, is_keys_values, residual
 from dflash_mlx.target.mixers import Mixer
+
+Parts = Callable[[Call], list[int]]
+"""A call -> the sizes of the parts that its rows are run in."""
+
+
+def one_by_one(call: Call) -> list[int]:
+    """Every row alone."""
+    return [1] * call.rows
 
 
 class RowWise:
-    """One module that runs row by row while `active`, and the recurrent state after each row."""
+    """One module that runs in parts while `active`, and the recurrent state after each row."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, parts: Parts = one_by_one) -> None:
         self.module = module
+        self.parts = parts
         self.active = False
         self.clear()
         self.undos: list[Undo] = [attach(module, _RowWiseModule, _rows=self)]
@@ -47,36 +57,80 @@ class _RowWiseModule(Mixin):
         if not rows.active:
             return run(*args, **kwargs)
         call = Call(args, kwargs)
+        sizes = rows.parts(call)
         rows.cache = call.cache if is_recurrent(call.cache) else None
+        if len(sizes) == 1 and rows.cache is None:
+            return run(*args, **kwargs)
         rows.states = []
         outputs = []
-        for index in range(call.rows):
-            row = call.row(index)
-            outputs.append(run(*row.args, **row.kwargs))
+        for part in split(call, sizes):
+            outputs.append(run(*part.args, **part.kwargs))
             if rows.cache is not None:
                 rows.states.append(list(rows.cache.cache))
         if isinstance(outputs[0], tuple):
-            return tuple(_joined(parts) for parts in zip(*outputs, strict=True))
-        return _joined(outputs)
+            return tuple(_joined(parts, sum(sizes[1:])) for parts in zip(*outputs, strict=True))
+        return _joined(outputs, sum(sizes[1:]))
 
 
-def _joined(outputs: Sequence[Any]) -> Any:
-    """Rows side by side; what is no row, such as an offset, as the last row left it."""
-    is_rows = isinstance(outputs[0], mx.array) and outputs[0].ndim == 3
-    return mx.concatenate(list(outputs), axis=1) if is_rows else outputs[-1]
+def split(call: Call, sizes: Sequence[int]) -> Iterator[Call]:
+    """The call part by part; each must have run before the next is asked for."""
+    start = 0
+    for size in sizes:
+        yield call.part(start, start + size)
+        start += size
 
 
-def find_branching(mixers: list[Mixer]) -> list[nn.Module]:
-    """The mixers that need `RowWise`: all instances of a class whose first instance branches."""
+def _joined(outputs: Sequence[Any], later: int) -> Any:
+    """Rows side by side, the position of the first, and keys and values of all.
+
+    Args:
+        outputs: one of the things that a module returned, from each part.
+        later: rows after the first part.
+    """
+    first, last = outputs[0], outputs[-1]
+    if is_keys_values(first):
+        return tuple(_grown(held, grown, later) for held, grown in zip(first, last, strict=True))
+    if isinstance(first, mx.array):
+        return mx.concatenate(list(outputs), axis=1) if first.ndim > 2 else first
+    return last
+
+
+def _grown(first: mx.array, last: mx.array, later: int) -> mx.array:
+    """Keys that start where the first part's do and end where the last's do, `[1, heads, n, head_dim]`."""
+    if last.shape[2] == first.shape[2] + later:
+        return last
+    return mx.concatenate([first, last[:, :, last.shape[2] - later :]], axis=2)
+
+
+def find_row_wise(mixers: list[Mixer], device: Device) -> list[RowWise]:
+    """Attach `RowWise` where it is needed.
+
+    A class of modules whose first instance gives its rows other bits in company runs row by row; on a GPU
+    all other attention runs in parts.
+    """
+    first = {type(m.module): m for m in reversed(mixers) if m.cache is not None}
     if not _device_is_row_exact():
-        return []  # No module can be exact here, and running row by row would not make it so.
-    first = {type(m.module): m for m in reversed(mixers)}
-    branching = {cls for cls, mixer in first.items() if branches_on_single_row(mixer)}
-    return [m.module for m in mixers if type(m.module) in branching]
+        first = {}  # No module can be exact here, and running row by row would not make it so.
+    branching = {c for c, mixer in first.items() if branches_on_single_row(mixer, _parts(mixer, device))}
+    row_wise = []
+    for mixer in mixers:
+        if type(mixer.module) in branching:
+            row_wise.append(RowWise(mixer.module))
+        elif device.metal and not is_recurrent(mixer.cache):
+            row_wise.append(RowWise(mixer.module, _parts(mixer, device)))
+    return row_wise
 
 
-def branches_on_single_row(mixer: Mixer) -> bool:
-    """Whether a mixer gives several rows other bits than the same rows one at a time.
+def _parts(mixer: Mixer, device: Device) -> Parts:
+    """In which parts a block has the numbers of its rows, unless the module itself branches."""
+    if not device.metal or is_recurrent(mixer.cache):
+        return lambda call: [call.rows]
+    attention = mixer.attention
+    return lambda call: row_groups(device.chip, attention, call.keys_seen, call.rows)
+
+
+def branches_on_single_row(mixer: Mixer, parts: Parts) -> bool:
+    """Whether a mixer that runs in `parts` gives its rows other bits than one at a time.
 
     Its linear layers run row by row in both cases: whether *they* depend on the number of rows is a
     property of the device, not of this module.
@@ -85,26 +139,35 @@ def branches_on_single_row(mixer: Mixer) -> bool:
     together, alone = fork(mixer.call.cache), fork(mixer.call.cache)
     undos = [attach(linear, _RowByRow) for linear in linears]
     try:
-        block = _output(mixer.module, mixer.call.with_cache(together))
+        block = _in_parts(mixer.module, mixer.call.with_cache(together), parts)
     finally:
         for undo in undos:
             undo()
-    call = mixer.call.with_cache(alone)
-    rows = mx.concatenate([_output(mixer.module, call.row(i)) for i in range(call.rows)], axis=1)
+    rows = _in_parts(mixer.module, mixer.call.with_cache(alone), one_by_one)
     pairs = zip([block, *arrays([together])], [rows, *arrays([alone])], strict=True)
     return not all(mx.array_equal(a, b).item() for a, b in pairs)
 
 
-def _output(module: nn.Module, call: Call) -> mx.array:
-    return residual(module(*call.args, **call.kwargs))
+def _in_parts(module: nn.Module, call: Call, parts: Parts) -> mx.array:
+    """The module's output rows `[1, L, H]`."""
+    sizes = parts(call)
+    if len(sizes) == 1:
+        return residual(module(*call.args, **call.kwargs))
+    outputs = [residual(module(*part.args, **part.kwargs)) for part in split(call, sizes)]
+    return mx.concatenate(outputs, axis=1)
 
 
 class _RowByRow(Mixin):
-    """Mixin of a linear layer: one matrix-vector product per row."""
+    """Mixin of a linear layer: one matrix-vector product per row; some layers are several in one."""
 
-    def __call__(self, x: mx.array) -> mx.array:
+    def __call__(self, x: mx.array) -> Any:
         one = super().__call__
-        return mx.concatenate([one(x[:, i : i + 1]) for i in range(x.shape[1])], axis=1)
+        if x.ndim != 3:
+            return one(x)
+        rows = [one(x[:, i : i + 1]) for i in range(x.shape[1])]
+        if isinstance(rows[0], mx.array):
+            return mx.concatenate(rows, axis=1)
+        return [mx.concatenate(list(parts), axis=1) for parts in zip(*rows, strict=True)]
 
 
 def _device_is_row_exact() -> bool:

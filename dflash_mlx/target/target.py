@@ -1,17 +1,21 @@
 """A target model as the decode loop sees it: prefill, verify a block, commit a part of it."""
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import mlx.core as mx
 from mlx import nn
 
 from dflash_mlx.config import DrafterConfig
-from dflash_mlx.errors import PairError
+from dflash_mlx.errors import DFlashError, PairError, UnsupportedTargetError, memory_errors, one_line
+from dflash_mlx.kernels import Kernels
 from dflash_mlx.target.caches import Cache, Checkpoint, check_rollback, is_recurrent, make_cache
 from dflash_mlx.target.embedding import embedding_scale
+from dflash_mlx.target.ends import find_ends
+from dflash_mlx.target.linears import Linears
 from dflash_mlx.target.mixers import find_mixers
 from dflash_mlx.target.replay import Tape
-from dflash_mlx.target.rowwise import RowWise, find_branching
+from dflash_mlx.target.rowwise import RowWise, find_row_wise
 from dflash_mlx.target.taps import Taps
 from dflash_mlx.target.window import LARGEST_BLOCK
 
@@ -21,24 +25,22 @@ class Target:
 
     Attributes:
         model: the mlx-lm model.
-        text: the part of it that holds the decoder as `model` and, unless tied, `lm_head`.
         context_length: positions that it was made for, or None where its config does not say.
-        quantized: whether any linear layer is quantized.
-        hidden_size, vocab_size: width of the residual stream and of the logits.
+        quantized: whether any layer's weights are quantized, experts included.
+        vocab_size: width of the logits.
+        kernels: what the linear layers of a verify pass are computed with.
     """
 
-    def __init__(self, model: nn.Module, context_length: int | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, context_length: int | None = None, kernels: Kernels | None = None
+    ) -> None:
         self.model = model
         self.context_length = context_length
-        self.quantized = any(isinstance(m, nn.QuantizedLinear) for m in model.modules())
-        self.text = _text_model(model)
-        # Lazy: nothing but shapes is asked for, which are right for tied, padded and quantized modules alike.
-        embedded = self.text.model.embed_tokens(mx.array([[0]]))
-        self.hidden_size: int = embedded.shape[-1]
-        self.vocab_size: int = self.head(embedded).shape[-1]
-        self._embedding_scale = embedding_scale(
-            model, self.text.model.embed_tokens, self.layers[0], self.hidden_size
-        )
+        self.quantized = any("scales" in m for m in model.modules())
+        self._ends = find_ends(model)
+        self.vocab_size = self._ends.vocab_size
+        self.kernels = kernels or Kernels()
+        self._linears: Linears | None = None
         self._taps: Taps | None = None
         self._tapes: list[Tape] = []
         self._row_wise: list[RowWise] = []
@@ -50,16 +52,30 @@ class Target:
         layers: Sequence[nn.Module] = self.model.layers
         return layers
 
+    @property
+    def norm(self) -> nn.Module | None:
+        """The final norm, if it is a module."""
+        return self._ends.norm
+
+    @cached_property
+    def hidden_size(self) -> int:
+        """Width of the residual stream."""
+        embedding, _ = self._ends.known()
+        # Lazy: nothing but the shape is asked for, which is right for quantized modules too.
+        return int(embedding(mx.array([[0]])).shape[-1])
+
     def embed(self, tokens: mx.array) -> mx.array:
         """Token ids `[B, L]` -> input embeddings `[B, L, H]`, with the target's own scale."""
-        embedded: mx.array = self.text.model.embed_tokens(tokens)
+        embedded: mx.array = self._ends.known()[0](tokens)
         return embedded if self._embedding_scale == 1 else embedded * self._embedding_scale
 
     def head(self, hidden: mx.array) -> mx.array:
         """Final hidden states `[B, L, H]` -> logits `[B, L, V]`; the head may be tied or quantized."""
-        head = self.text.lm_head if "lm_head" in self.text else self.text.model.embed_tokens.as_linear
-        logits: mx.array = head(hidden)
-        return logits
+        return self._ends.known()[1](hidden)
+
+    @cached_property
+    def _embedding_scale(self) -> float:
+        return embedding_scale(self.model, self._ends.known()[0], self.layers[0], self.hidden_size)
 
     # --- attaching a drafter ------------------------------------------------------------------
 
@@ -90,25 +106,57 @@ class Target:
         """Prepare for speculation: taps on these layers, and a rollback for every cache.
 
         Raises:
-            UnsupportedTargetError: some cache cannot be rolled back exactly. The model is left as it was.
+            UnsupportedTargetError: some cache cannot be rolled back exactly, or this family's layers or ends
+                are out of reach. The model is left as it was.
         """
         self.detach()
+        try:
+            with memory_errors():
+                self._attach(layer_ids)
+        except DFlashError:
+            self.detach()
+            raise
+        except Exception as error:  # a family that is not as the probes expect may raise anything
+            self.detach()
+            raise UnsupportedTargetError(
+                f"this target cannot be prepared for a drafter: {one_line(error)}; decode it without one "
+                "(drafter 'none')"
+            ) from error
+
+    def _attach(self, layer_ids: Sequence[int]) -> None:
+        self._ends.known()
+        self._taps = Taps(self.layers, layer_ids)
         caches, mixers = find_mixers(self.model, self.layers)
+        if (width := self._taps.take().shape[2:]) != (len(layer_ids) * self.hidden_size,):
+            raise UnsupportedTargetError(
+                f"this target's layers hand on rows of shape {list(width)}, not of the embedding's "
+                f"{self.hidden_size} channels; decode it without a drafter (drafter 'none')"
+            )
         recurrent = [m for m in mixers if is_recurrent(m.cache)]
         check_rollback(caches, replayed=[m.cache for m in recurrent])
-        self._row_wise = [RowWise(module) for module in find_branching(mixers)]
+        self._row_wise = find_row_wise(mixers, self.kernels.device)
+        self.attach_linears()
         covered = {id(rows.module) for rows in self._row_wise}
         self._tapes = [Tape(m.module) for m in recurrent if id(m.module) not in covered]
-        self._taps = Taps(self.layers, layer_ids)
+
+    def attach_linears(self) -> None:
+        """Give every linear layer its way of computing rows; part of `attach`, and of plain fast numerics."""
+        if self._linears is None:
+            self._linears = Linears(self.model, self.kernels)
 
     def detach(self) -> None:
-        """Undo `attach`."""
-        parts: list[Taps | Tape | RowWise] = [*self._tapes, *self._row_wise]
-        if self._taps is not None:
-            parts.append(self._taps)
-        for undo in (undo for part in parts for undo in part.undos):
+        """Undo `attach`, what came last first."""
+        parts: list[Taps | Tape | RowWise | Linears | None]
+        parts = [self._taps, *self._row_wise, self._linears, *self._tapes]
+        for undo in (undo for part in reversed(parts) if part for undo in reversed(part.undos)):
             undo()
-        self._taps, self._tapes, self._row_wise = None, [], []
+        self._taps, self._tapes, self._row_wise, self._linears = None, [], [], None
+
+    @property
+    def linears(self) -> Linears:
+        """Which way each linear layer takes in a verify pass, once attached."""
+        assert self._linears is not None
+        return self._linears
 
     # --- decoding -----------------------------------------------------------------------------
 
@@ -155,11 +203,5 @@ class Target:
             tape.recording = on
         for module in self._row_wise:
             module.active = on
-
-
-def _text_model(model: nn.Module) -> nn.Module:
-    """The part of an mlx-lm model that holds the decoder as `model` and, unless tied, `lm_head`."""
-    text = model.language_model if "language_model" in model else model
-    if "model" not in text or "embed_tokens" not in text.model:
-        raise PairError(f"no embedding found in {type(model).__module__}: this family is not supported")
-    return text
+        if self._linears is not None:
+            self._linears.active = on

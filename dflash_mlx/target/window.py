@@ -85,6 +85,10 @@ class WindowCache(_BaseCache):
             return mask
         return None if N == 1 else "causal"
 
+    def keys_seen(self, start: int, rows: int) -> int:
+        """Keys that `update_and_fetch` returns for `rows` rows, a block at most, from position `start` on."""
+        return start + rows - self._aligned(start)
+
     def trim(self, n: int) -> int:
         """Drop the last `n` rows.
 

@@ -241,7 +241,8 @@ def new_drafter(config: DrafterConfig, target: Target, seed: int) -> DrafterMode
             if name in layer:
                 projection = layer[name].kernel_projection
                 projection.weight = mx.zeros_like(projection.weight)
-    _copy_fitting(model.norm, target.text.model.norm)
+    if target.norm is not None:
+        _copy_fitting(model.norm, target.norm)
     hidden = config.hidden_size
     mixed = mx.random.normal(model.fc.weight.shape) * (0.1 * hidden**-0.5)
     mixed[:, -hidden:] += mx.eye(hidden)

@@ -1,6 +1,9 @@
 """Stands in for `python -m dflash_mlx.server`: takes its port, ends with its input, replays slowly."""
 
 import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # a process of its own does not know the tests
 
 from chat import logs
 from chat.fake_engine import FakeEngine

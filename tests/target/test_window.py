@@ -9,7 +9,7 @@ from mlx_lm.models.cache import CacheList, KVCache, RotatingKVCache
 from tiny import WINDOW, tiny_model, tiny_target
 
 from dflash_mlx.target import Target
-from dflash_mlx.target.caches import Checkpoint, arrays, fork, make_cache, row_mask
+from dflash_mlx.target.caches import Checkpoint, arrays, block_mask, fork, make_cache
 from dflash_mlx.target.window import LARGEST_BLOCK, WindowCache
 
 
@@ -244,7 +244,7 @@ def test_windows_inside_a_cache_list_are_found() -> None:
     after = arrays([listed])
     assert [a.shape[2] for a in after] == [0, 0, 7, 7]
     assert all(map(mx.array_equal, after[2:], before))
-    assert mx.array_equal(row_mask(listed), row_mask(window))
+    assert mx.array_equal(block_mask(listed, 1), block_mask(window, 1))
 
 
 def test_targets_use_it_in_plain_decoding_too() -> None:

@@ -294,5 +294,5 @@ def _machine(state: ChatState) -> list[Content]:
         share = f"  {_share(state)}" if tokens else ""
         lines.append(_row("context", f"{figures.count(tokens)} / {figures.count(window)}{share}"))
     if engine.exactness:
-        lines.append(_row("text", "exact" if engine.exactness == "exact" else "not exact"))
+        lines.append(_row("text", engine.exactness.partition(":")[0]))
     return lines

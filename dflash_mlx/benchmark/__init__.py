@@ -1,0 +1,1 @@
+"""`python -m dflash_mlx.benchmark`: measurements that anyone can repeat."""
