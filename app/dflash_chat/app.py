@@ -29,6 +29,9 @@ from dflash_chat.widgets.transcript import Transcript
 from dflash_mlx.terminal import printable
 
 PUMP = 1 / 10  # seconds between redraws
+PANEL_EVERY = 4  # redraws; numbers that change faster cannot be read
+SHARE = 0.2  # of a core, for drawing a reply that streams
+SLOWEST = 0.5  # seconds between redraws on a machine that is too busy for more
 HINTS = view.hints()
 SAID = 5.0  # seconds that a message stays in the status line
 
@@ -97,6 +100,8 @@ class ChatApp(App[None]):
         self._said: tuple[float, Content] | None = None
         self._editing: int | None = None  # the turn that ⏎ will ask again
         self._interrupted = -TWICE
+        self._frames = 0
+        self._drawn = (0.0, 0.0)  # wall and processor time of the last redraw
         self.header = Static(id="header")
         self.transcript = Transcript(self.talk.state)
         self.suggestions = Suggestions()
@@ -138,9 +143,22 @@ class ChatApp(App[None]):
         self.talk.pump()
         if self.talk.returned is not None:
             self.take_back_prompt()
-        self.draw()
+        if not self.talk.state.live:
+            self.draw()
+        elif self._affordable():
+            self._frames += 1
+            self.draw(panel=self._frames % PANEL_EVERY == 0)
 
-    def draw(self) -> None:
+    def _affordable(self) -> bool:
+        """Whether drawing keeps to its share of a core: the engine may need the cores more than the eye."""
+        wall, cpu = time.monotonic(), time.process_time()
+        since, used = wall - self._drawn[0], cpu - self._drawn[1]
+        if used > SHARE * since and since < SLOWEST:
+            return False
+        self._drawn = wall, cpu
+        return True
+
+    def draw(self, *, panel: bool = True) -> None:
         """Show the state as it is now; lines that did not change cost nothing."""
         if len(self.screen_stack) > 1:
             return  # behind an open window nothing moves: to blend it anew costs more than all the rest
@@ -148,7 +166,7 @@ class ChatApp(App[None]):
         self.transcript.sync(now)
         view.show(self.header, view.header(state, self.size.width))
         self._show_status(now)
-        if self.panel.display:
+        if panel and self.panel.display:
             view.show(self.panel, view.panel(state, now))
         view.show(self.hints, HINTS)
 

@@ -72,6 +72,7 @@ class Stage:
     async def drawn(self) -> None:
         """Everything that is known is on the screen."""
         self.app.pump()
+        self.app.draw()
         for _ in range(3):
             await self.settle()
 
