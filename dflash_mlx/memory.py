@@ -24,6 +24,7 @@ from dflash_mlx.progress import readable
 from dflash_mlx.target import Target
 from dflash_mlx.target.attach import Mixin, attach
 from dflash_mlx.target.caches import Cache, is_recurrent, leaves
+from dflash_mlx.target.mixers import HEADS
 from dflash_mlx.target.window import WindowCache
 
 STEP = 256
@@ -39,10 +40,6 @@ STREAMS = 9
 
 WIDEST = 0.8
 """The share of the widest sub-layer's outputs that is alive with them: measured."""
-
-
-HEADS = ("n_heads", "num_heads", "num_attention_heads")
-"""What mlx-lm's attention modules call the number of their query heads."""
 
 
 @dataclass(frozen=True)

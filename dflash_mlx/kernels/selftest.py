@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 from dflash_metal import launch, reference, tile
-from dflash_metal.agreement import OUTPUTS, agreement
+from dflash_metal.agreement import OUTPUTS, agreement, differing_values
 from dflash_metal.kernel import Kernel, Make
 
 from dflash_mlx import memo
@@ -159,7 +159,7 @@ class SelfTest:
                 float_sums=launch.sums_in_float(self.device.mlx),
                 make=self.make,
             )
-            if wrong := _differing(block, alone[:rows]):
+            if wrong := differing_values(block, alone[:rows]):
                 return f"{form}: with {rows} rows, {wrong} of {block.size} values differ from MLX's"
         return None
 
@@ -177,7 +177,7 @@ class SelfTest:
 
         alone = mx.concatenate([product(x[i : i + 1]) for i in range(16)])
         for rows in (2, 7, 8, 9, 16):
-            if wrong := _differing(product(x[:rows]), alone[:rows]):
+            if wrong := differing_values(product(x[:rows]), alone[:rows]):
                 return f"with {rows} rows, {wrong} values differ from those of rows alone"
         x, scales, biases = (array.astype(mx.float32) for array in (x, scales, biases))
         weight = mx.dequantize(w, scales, biases, form.group_size, form.bits)
@@ -225,10 +225,3 @@ class SelfTest:
         if np.array_equal(np.array(path), expected):
             return None
         return f"selector_walk goes {path.tolist()}, not {expected.tolist()}"
-
-
-def _differing(a: mx.array, b: mx.array) -> int:
-    """Values that differ in any bit."""
-    bits = mx.uint32 if a.dtype == mx.float32 else mx.uint16
-    count: Any = (a.view(bits) != b.view(bits)).sum().item()
-    return int(count)

@@ -115,3 +115,12 @@ def residual(out: Any) -> mx.array:
     """A module's output rows; some families return a tuple that begins with them."""
     rows: mx.array = out[0] if isinstance(out, tuple) else out
     return rows
+
+
+def by_row(run: Callable[..., Any], *rows: mx.array, size: int = 1) -> Any:
+    """`run` on `size` rows `[1, L, ...]` at a time; what is several arrays, as of fused layers, stays so."""
+    starts = range(0, rows[0].shape[1], size)
+    parts = [run(*(array[:, start : start + size] for array in rows)) for start in starts]
+    if isinstance(parts[0], mx.array):
+        return mx.concatenate(parts, axis=1)
+    return [mx.concatenate(list(part), axis=1) for part in zip(*parts, strict=True)]

@@ -14,6 +14,7 @@ from mlx import nn
 
 from dflash_mlx.kernels import Choice, Kernels, Layer, Route
 from dflash_mlx.target.attach import Mixin, Undo, attach
+from dflash_mlx.target.call import by_row
 from dflash_mlx.target.stacked import Product, Stack, siblings
 
 SORTED_FROM = 64
@@ -105,14 +106,6 @@ def _chooses_experts(module: nn.Module) -> bool:
     return any(type(child).__name__ in ("SwitchLinear", "QuantizedSwitchLinear") for child in children)
 
 
-def _by_row(run: Callable[..., mx.array], *rows: mx.array, size: int = 1) -> mx.array:
-    """`run` on `size` rows `[1, L, ...]` at a time."""
-    parts = [
-        run(*(array[:, start : start + size] for array in rows)) for start in range(0, rows[0].shape[1], size)
-    ]
-    return mx.concatenate(parts, axis=1)
-
-
 class _Attached(Mixin):
     """What the mixins share: nothing happens outside verify passes, or to a lone row."""
 
@@ -135,7 +128,7 @@ class _Computed(_Attached):
         if not self._is_block(x):
             is_lone = takes and x.shape[1] == 1 and self._choice.route is Route.TILE
             return self._biased(x) if is_lone else stock(x)
-        return self._biased(x) if takes else _by_row(stock, x)
+        return self._biased(x) if takes else by_row(stock, x)
 
     def _biased(self, x: mx.array) -> mx.array:
         module: Any = self
@@ -155,7 +148,7 @@ class _RowLinear(_Attached):
 
     def __call__(self, x: mx.array) -> mx.array:
         stock = super().__call__
-        return _by_row(stock, x) if self._is_block(x) else stock(x)
+        return by_row(stock, x) if self._is_block(x) else stock(x)
 
 
 class _BlockHead(_Computed):
@@ -170,7 +163,7 @@ class _RowHead(_Attached):
 
     def as_linear(self, x: mx.array) -> mx.array:
         stock = super().as_linear
-        return _by_row(stock, x) if self._is_block(x) else stock(x)
+        return by_row(stock, x) if self._is_block(x) else stock(x)
 
 
 class _Experts(_Attached):
@@ -180,4 +173,4 @@ class _Experts(_Attached):
         stock = super().__call__
         if not self._is_block(x) or indices.size < SORTED_FROM:
             return stock(x, indices)
-        return _by_row(stock, x, indices, size=max(1, (SORTED_FROM - 1) // indices.shape[-1]))
+        return by_row(stock, x, indices, size=max(1, (SORTED_FROM - 1) // indices.shape[-1]))

@@ -14,7 +14,7 @@ from mlx import nn
 from dflash_mlx.kernels import Device, row_groups
 from dflash_mlx.target.attach import Mixin, Undo, attach
 from dflash_mlx.target.caches import Cache, arrays, fork, is_recurrent
-from dflash_mlx.target.call import Call, is_keys_values, residual
+from dflash_mlx.target.call import Call, by_row, is_keys_values, residual
 from dflash_mlx.target.mixers import Mixer
 
 Parts = Callable[[Call], list[int]]
@@ -162,12 +162,7 @@ class _RowByRow(Mixin):
 
     def __call__(self, x: mx.array) -> Any:
         one = super().__call__
-        if x.ndim != 3:
-            return one(x)
-        rows = [one(x[:, i : i + 1]) for i in range(x.shape[1])]
-        if isinstance(rows[0], mx.array):
-            return mx.concatenate(rows, axis=1)
-        return [mx.concatenate(list(parts), axis=1) for parts in zip(*rows, strict=True)]
+        return by_row(one, x) if x.ndim == 3 else one(x)
 
 
 def _device_is_row_exact() -> bool:

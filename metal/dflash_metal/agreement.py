@@ -76,12 +76,13 @@ def agreement(
                     make=make,
                 )
                 found = mx.roll(y, -shift, 0)
-                differing += _differing(found, expected[:slots])
+                differing += differing_values(found, expected[:slots])
                 values += found.size
     return Agreement(values, differing)
 
 
-def _differing(a: mx.array, b: mx.array) -> int:
+def differing_values(a: mx.array, b: mx.array) -> int:
+    """How many values differ in any bit."""
     kind = mx.uint32 if a.dtype == mx.float32 else mx.uint16
     count: Any = mx.sum(a.view(kind) != b.view(kind)).item()
     return int(count)
