@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from dflash_mlx.errors import (
         CheckpointError,
         ConfigError,
+        ContextLengthError,
         DFlashError,
         ModelError,
         NumericsError,
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
         UsageError,
         WrongThreadError,
     )
-    from dflash_mlx.events import Block, Event, Finished, Prefilled
+    from dflash_mlx.events import Block, Event, Finished, Prefilled, Prefilling
     from dflash_mlx.params import SamplingParams
     from dflash_mlx.result import Result
     from dflash_mlx.session import Session, load
@@ -34,6 +35,7 @@ _HOMES = {
     "errors": (
         "CheckpointError",
         "ConfigError",
+        "ContextLengthError",
         "DFlashError",
         "ModelError",
         "NumericsError",
@@ -43,7 +45,7 @@ _HOMES = {
         "UsageError",
         "WrongThreadError",
     ),
-    "events": ("Block", "Event", "Finished", "Prefilled"),
+    "events": ("Block", "Event", "Finished", "Prefilled", "Prefilling"),
     "params": ("SamplingParams",),
     "result": ("Result",),
     "session": ("Session", "load"),
@@ -53,6 +55,7 @@ __all__ = [
     "Block",
     "CheckpointError",
     "ConfigError",
+    "ContextLengthError",
     "DFlashError",
     "Event",
     "Finished",
@@ -61,6 +64,7 @@ __all__ = [
     "OutOfMemoryError",
     "PairError",
     "Prefilled",
+    "Prefilling",
     "Result",
     "SamplingParams",
     "Session",

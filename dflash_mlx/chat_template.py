@@ -1,10 +1,12 @@
 """Messages -> token ids: all that depends on the chat template, which is a program of the model's own."""
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from jinja2 import Environment, TemplateSyntaxError, meta, nodes
+from jinja2.defaults import DEFAULT_NAMESPACE
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 
@@ -22,6 +24,22 @@ EFFORTS = {
     "reasoning_strength": ("low", "medium", "high", "xhigh"),
 }
 """Variables that say how much, and what the models that read them know where the template does not say."""
+
+CHANNELS: dict[tuple[str, ...], Thinking] = {
+    ("<|channel|>", "<|message|>"): Thinking(  # gpt-oss
+        "<|channel|>analysis<|message|>",
+        "<|channel|>final<|message|>",
+        open=False,
+        others=("<|channel|>commentary<|message|>", "<|end|>", "<|start|>assistant"),
+    ),
+    ("<|eom|>", "<|message|>"): Thinking(  # Muse
+        "to=self<|message|>",
+        "to=user<|message|>",
+        open=False,
+        others=("to=commentary<|message|>", "<|eom|>", "<|start|>assistant "),
+    ),
+}
+"""Markers of replies in several messages, each of which says whom it is for, by tokens of such models."""
 
 Settings = dict[str, Any]
 """Template variables."""
@@ -44,27 +62,37 @@ class Rendered:
 
 
 def render(
-    tokenizer: Any, messages: Sequence[Mapping[str, Any]], *, reasoning: str | None = None
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    reasoning: str | None = None,
+    variables: Mapping[str, Any] | None = None,
 ) -> Rendered:
     """The prompt after which the model replies to these messages.
+
+    Where the template refuses or drops a system message that is not the first, all of them are merged in
+    front.
 
     Args:
         tokenizer: mlx-lm's wrapper.
         messages: as the template wants them: `role`, `content` and what else it reads.
         reasoning: one of `levels`; None: what the template does on its own.
+        variables: what to set of the variables that the template reads, over what `reasoning` sets.
 
     Raises:
-        UsageError: there is no template, it does not offer this level, or it cannot render these messages.
+        UsageError: there is no template, it does not offer this level, does not read a variable, or cannot
+            render these messages.
     """
     if not tokenizer.has_chat_template:
         raise UsageError("this model has no chat template: pass text or token ids instead of messages")
     settings = {} if reasoning is None else _chosen(tokenizer, reasoning)
+    settings |= _readable(tokenizer, variables or {})
     try:
-        text = _text(tokenizer, messages, settings)
+        text = _with_every_system_message(tokenizer, messages, settings)
+        # The template writes special tokens itself: as in the tokenizer's own apply_chat_template.
+        ids = tokenizer.encode(text, add_special_tokens=False)
     except Exception as error:  # a template is the model's own program and raises what it likes
         raise UsageError(f"the chat template cannot render these messages: {one_line(error)}") from error
-    # The template writes special tokens itself: as in the tokenizer's own apply_chat_template.
-    ids = tokenizer.encode(text, add_special_tokens=False)
     return Rendered(tuple(int(t) for t in ids), _thinking(tokenizer, text))
 
 
@@ -72,6 +100,54 @@ def levels(tokenizer: Any) -> tuple[str, ...]:
     """The reasoning levels that this model's template offers, in the order of `LEVELS`."""
     offered = _offered(tokenizer)
     return tuple(level for level in LEVELS if level in offered)
+
+
+def _with_every_system_message(
+    tokenizer: Any, messages: Sequence[Mapping[str, Any]], settings: Settings
+) -> str:
+    system = [m for m in messages if m.get("role") == "system"]
+    others = [m for m in messages if m.get("role") != "system"]
+    if not system or (messages[0] is system[0] and len(system) == 1):
+        return _text(tokenizer, messages, settings)
+    contents = [str(m.get("content", "")).strip() for m in system]
+    try:
+        text = _text(tokenizer, messages, settings)
+    except Exception:  # see render
+        text = ""
+    if text and all(content in text for content in contents):
+        return text
+    merged = {"role": "system", "content": "\n\n".join(contents)}
+    return _text(tokenizer, [merged, *others], settings)
+
+
+def _readable(tokenizer: Any, variables: Mapping[str, Any]) -> Settings:
+    """The variables, all of which the template reads and none of which is the renderer's own.
+
+    What is no variable of the template would reach the renderer as an argument: another template, for one.
+    """
+    source = _source(tokenizer)
+    read = set(SWITCHES[:1]) if source is None else _undeclared(source) - _renderers_own(tokenizer)
+    if unread := sorted(set(variables) - read):
+        names = ", ".join(sorted(read)) or "none"
+        raise UsageError(f"{unread[0]!r} is no variable of this model's chat template: it reads {names}")
+    return dict(variables)
+
+
+def _renderers_own(tokenizer: Any) -> set[str]:
+    arguments = inspect.signature(tokenizer._tokenizer.apply_chat_template).parameters
+    functions = {*DEFAULT_NAMESPACE, "raise_exception", "strftime_now"}
+    return {"messages", *arguments, *functions, *tokenizer._tokenizer.special_tokens_map}
+
+
+def _undeclared(source: str) -> set[str]:
+    try:
+        return meta.find_undeclared_variables(_parse(source))
+    except TemplateSyntaxError:
+        return set()  # rendering will say what is wrong with it
+
+
+def _parse(source: str) -> nodes.Template:
+    return Environment(extensions=["jinja2.ext.loopcontrols", _Generation]).parse(source)
 
 
 def _chosen(tokenizer: Any, level: str) -> Settings:
@@ -89,7 +165,8 @@ def _chosen(tokenizer: Any, level: str) -> Settings:
 def _thinking(tokenizer: Any, prompt: str) -> Thinking | None:
     """The markers, which are open if they are the last thing in the prompt: messages may hold markers too."""
     if not tokenizer.has_thinking:
-        return None
+        vocabulary = tokenizer.get_vocab()
+        return next((t for tokens, t in CHANNELS.items() if vocabulary.keys() >= set(tokens)), None)
     start = tokenizer.think_start
     return Thinking(start, tokenizer.think_end, open=prompt.rstrip().endswith(start))
 
@@ -101,7 +178,7 @@ def _offered(tokenizer: Any) -> dict[str, Settings]:
         known = tokenizer.has_chat_template and tokenizer.has_thinking
         return {"off": {"enable_thinking": False}, "on": {"enable_thinking": True}} if known else {}
     try:
-        tree = Environment(extensions=["jinja2.ext.loopcontrols", _Generation]).parse(source)
+        tree = _parse(source)
         # In this order: looking for variables folds constants together.
         named = {node.value for node in tree.find_all(nodes.Const) if node.value in LEVELS[2:]}
         read = meta.find_undeclared_variables(tree)

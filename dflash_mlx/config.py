@@ -279,6 +279,13 @@ class _Reader:
         return float(cap)
 
     def _quantization(self) -> Quantization | None:
+        # MLX writes its own entry under both names; another library's names its method.
+        if method := self._mapping("quantization_config").get("quant_method"):
+            raise _bad(
+                "quantization_config.quant_method",
+                method,
+                "only MLX's affine quantization is supported; use the drafter's bfloat16 folder",
+            )
         entry = self.raw.get("quantization")
         if entry is None:
             return None

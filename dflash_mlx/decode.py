@@ -5,17 +5,19 @@ Plain decoding has blocks of one row and no drafter, and chooses by the same sam
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import mlx.core as mx
 
 from dflash_mlx.drafter import Draft, Embed, Head
 from dflash_mlx.errors import NumericsError
-from dflash_mlx.events import Block, Event, Finished, FinishReason, Prefilled, TokenLogprob
+from dflash_mlx.events import Block, Event, Finished, FinishReason, Prefilled, Prefilling, TokenLogprob
 from dflash_mlx.sampling import Choice, Sampler
+from dflash_mlx.schedule import Fixed, Policy
 from dflash_mlx.target.caches import Cache, Checkpoint, arrays
 from dflash_mlx.target.target import Target
+from dflash_mlx.target.window import LARGEST_BLOCK
 
 CLEAR_EVERY = 256
 """Tokens between two releases of MLX's buffer cache, as in mlx-lm."""
@@ -24,6 +26,10 @@ Take = Callable[[Sequence[int]], tuple[int, bool]]
 """Newly chosen tokens -> how many of them belong to the reply, and whether it ends with the last of those."""
 
 Blocks = Generator[Block, None, FinishReason]
+
+PLAIN = Fixed(1)
+FEED_EVERY = 16
+"""Plain cycles whose taps wait for the drafter: it reads its weights once for all of them."""
 
 
 class Proposer(Protocol):
@@ -70,24 +76,24 @@ def decode(
     sampler: Sampler,
     *,
     drafter: Proposer | None = None,
-    block_size: int = 1,
+    policy: Policy = PLAIN,
     max_tokens: int | None = None,
     take: Take = everything,
     prefill_step: int = 2048,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Iterator[Event]:
-    """Decode one reply: one `Prefilled`, one `Block` per verify cycle, one `Finished`.
+    """Decode one reply: `Prefilling` between prompt chunks, `Prefilled`, a `Block` per cycle, `Finished`.
 
     After any exit, also when the caller stops iterating, `caches` hold exactly the prompt and the committed
-    tokens but the last one, and the drafter has taken in exactly those rows. With a drafter that is so
-    whenever an event is handed out.
+    tokens but the last one, and the drafter has taken in exactly those rows. Between two events more may be
+    under way.
 
     Args:
         target: with `attach` done if there is a drafter.
         caches: an empty cache of this target, which is filled.
         prompt: token ids, at least one.
         sampler: a fresh one for this prompt.
-        block_size: rows of a verify pass, the anchor included.
+        policy: how many rows each verify pass has, the anchor included; without a drafter it is not asked.
         max_tokens: tokens of the reply at most; None: until `take` ends it.
         take: asked once for all newly chosen tokens, before they are committed.
         prefill_step: prompt rows per forward pass.
@@ -96,9 +102,9 @@ def decode(
     Raises:
         NumericsError: the target's or, in the first block, the drafter's logits are not finite.
     """
-    reply = _Reply(target, caches, sampler, drafter, take)
+    reply = _Reply(target, caches, sampler, drafter, policy if drafter else PLAIN, take, max_tokens)
     start = time.perf_counter()
-    logits = reply.prefill(prompt, prefill_step, cancelled)
+    logits = yield from reply.prefill(prompt, prefill_step, cancelled)
     if logits is None:
         yield Finished(finish_reason="cancelled")
         return
@@ -107,11 +113,7 @@ def decode(
 
     reason: FinishReason = "stop" if ended else "length"
     if not ended and max_tokens != 1:
-        [anchor] = prefilled.tokens
-        if drafter is None:
-            reason = yield from reply.plainly(anchor, max_tokens, cancelled)
-        else:
-            reason = yield from reply.speculatively(anchor, block_size, max_tokens, cancelled)
+        reason = yield from reply.blocks(cancelled)
     yield Finished(finish_reason=reason)
 
 
@@ -121,36 +123,68 @@ class _Pass:
 
     checkpoint: Checkpoint
     logits: mx.array
+    taps: mx.array | None
 
 
 @dataclass(frozen=True)
+class _Drafted:
+    """A draft that is under way, for a block of so many rows, and the noise of the block's positions."""
+
+    rows: int
+    draft: Draft
+    noise: mx.array | None
+
+
+@dataclass
 class _Reply:
-    """The parts of one decoding, and its steps."""
+    """The parts of one decoding, its steps, and where it stands.
+
+    Attributes:
+        rows: in the caches, the committed ones.
+        count: tokens of the reply; `anchor` is the last of them.
+        waiting: taps of committed rows that the drafter has not taken in yet.
+        ahead: what was started for the next cycle, so that the device works while Python does.
+        clock: when the last cycle's result was known; time that the caller takes does not count.
+    """
 
     target: Target
     caches: list[Cache]
     sampler: Sampler
     drafter: Proposer | None
+    policy: Policy
     take: Take
+    max_tokens: int | None
+    rows: int = 0
+    count: int = 0
+    anchor: int = 0
+    waiting: list[mx.array] = field(default_factory=list)
+    ahead: _Pass | _Drafted | None = None
+    draft_checked: bool = False
+    clock: float = 0.0
 
-    def prefill(self, prompt: Sequence[int], step: int, cancelled: Callable[[], bool]) -> mx.array | None:
+    def prefill(
+        self, prompt: Sequence[int], step: int, cancelled: Callable[[], bool]
+    ) -> Generator[Prefilling, None, mx.array | None]:
         """Read the prompt in chunks, then its last token alone, as mlx-lm does: the numbers are the same.
 
         Returns:
             Logits of the last row `[1, V]`, or None if cancelled.
         """
         for start in range(0, len(prompt) - 1, step):
+            if start:
+                yield Prefilling(done=start, total=len(prompt))
             if cancelled():
                 return None
             chunk = prompt[start : min(start + step, len(prompt) - 1)]
             _, taps = self.target.forward(mx.array(list(chunk)), self.caches)
-            self._extend(taps)
+            self._take(taps)
             mx.eval(arrays(self.caches))
             mx.clear_cache()
         if cancelled():
             return None
         logits, taps = self.target.forward(mx.array([prompt[-1]]), self.caches)
-        self._extend(taps)
+        self._take(taps)
+        self.rows = len(prompt)
         return logits
 
     def first(self, logits: mx.array) -> tuple[Prefilled, bool]:
@@ -158,106 +192,153 @@ class _Reply:
         tokens, logprobs, _ = _Decision(self.sampler.choose(logits, None, self.sampler.noise(1))).wait()
         _, ended = self.take(tokens)
         self.sampler.commit(tokens)
+        self.anchor, self.count = tokens[0], 1
         return Prefilled(tuple(tokens), logprobs=logprobs, seed=self.sampler.seed), ended
 
-    def speculatively(
-        self, anchor: int, block_size: int, max_tokens: int | None, cancelled: Callable[[], bool]
-    ) -> Blocks:
-        """Verify cycles after the first token, the anchor, until the reply ends; returns why."""
-        count, cycles, ended = 1, 0, False
-        while not ended and count != max_tokens:
-            if cancelled():
-                return "cancelled"
-            rows = block_size if max_tokens is None else min(block_size, max_tokens - count)
-            block, ended = self.cycle(anchor, rows, check_draft=cycles == 0)
-            anchor, count, cycles = block.tokens[-1], count + block.committed, cycles + 1
-            _release_buffers(count, block.committed)
-            yield block
-        return "stop" if ended else "length"
-
-    def plainly(self, anchor: int, max_tokens: int | None, cancelled: Callable[[], bool]) -> Blocks:
-        """The same with one row a cycle: the next pass is under way before the host knows this one's token.
-
-        So Python's share of a step costs no time, as in mlx-lm. A pass too many is undone at the end.
-        """
-        count, ended = 1, False
-        ahead: _Pass | None = self._launch(mx.array([anchor]))
+    def blocks(self, cancelled: Callable[[], bool]) -> Blocks:
+        """Cycles after the first token until the reply ends; returns why."""
         try:
-            while ahead is not None:
+            self.clock = time.perf_counter()
+            self._start(self._next_rows(0))
+            while self.count != self.max_tokens:
                 if cancelled():
                     return "cancelled"
-                start = time.perf_counter()
-                decision = _Decision(self.sampler.choose(ahead.logits, None, self.sampler.noise(1)))
-                count += 1
-                following = None if count == max_tokens else self._launch(decision.choice.tokens)
-                waiting = time.perf_counter()
-                tokens, logprobs, _ = decision.wait()
-                waited = time.perf_counter() - waiting
-                _, ended = self.take(tokens)
-                self.sampler.commit(tokens)
-                ahead = following
-                _release_buffers(count, 1)
-                seconds = time.perf_counter() - start
-                yield Block(tuple(tokens), logprobs=logprobs, seconds=seconds, wait_seconds=waited)
+                block, ended = (
+                    self._speculate(self.ahead) if isinstance(self.ahead, _Drafted) else self._step()
+                )
+                _release_buffers(self.count, block.committed)
+                handed_out = time.perf_counter()
+                yield block
+                self.clock += time.perf_counter() - handed_out
                 if ended:
                     return "stop"
             return "length"
         finally:
-            if ahead is not None:
-                ahead.checkpoint.restore(0)
+            if isinstance(self.ahead, _Pass):
+                self.ahead.checkpoint.restore(0)
+            self._feed()
 
-    def _launch(self, token: mx.array) -> _Pass:
-        """Start a pass over one token `[1]`, which need not be known yet."""
-        checkpoint = Checkpoint(self.caches)
-        try:
-            logits, _ = self.target.forward(token, self.caches)
-        except BaseException:
-            checkpoint.restore(0)
-            raise
-        mx.async_eval(logits)
-        return _Pass(checkpoint, logits)
+    def _step(self) -> tuple[Block, bool]:
+        """A plain cycle, whose pass is under way; also whether the reply ends with it.
 
-    def cycle(self, anchor: int, rows: int, *, check_draft: bool) -> tuple[Block, bool]:
-        """Draft, verify, accept and commit one block; also whether the reply ends with it."""
-        start = time.perf_counter()
-        block, draft, noise = mx.array([anchor]), None, self.sampler.noise(rows)
-        assert self.drafter is not None
-        if rows > 1:
-            coupled = None if noise is None else noise[:-1]
-            draft = self.drafter.propose(
-                anchor, rows, self.target.embed, self.target.draft_head, self.sampler.temperature, coupled
-            )
-            mx.async_eval(draft.tokens)  # The device drafts while Python builds the verify pass.
-            block = mx.concatenate([block, draft.tokens.astype(block.dtype)])
+        What follows is decided before the token is known. If that is another plain cycle, its pass is started
+        too, so that Python's share of a step costs no time, as in mlx-lm.
+        """
+        current = self.ahead
+        assert isinstance(current, _Pass)
+        decision = _Decision(self.sampler.choose(current.logits, None, self.sampler.noise(1)))
+        rows = self._next_rows(1)
+        following = self._launch(decision.choice.tokens) if rows == 1 else None
+        tokens, logprobs, _, waited = decision.timed()
+        _, ended = self.take(tokens)
+        seconds = self._commit(tokens, current.taps, 1, 0)
+        self.ahead = following
+        if rows > 1 and not ended:
+            self._start(rows)
+        return Block(tuple(tokens), logprobs=logprobs, seconds=seconds, wait_seconds=waited), ended
+
+    def _speculate(self, drafted: _Drafted) -> tuple[Block, bool]:
+        """Verify, accept and commit a block; also whether the reply ends with it."""
+        draft, rows = drafted.draft, drafted.rows
+        block = mx.array([self.anchor])
+        block = mx.concatenate([block, draft.tokens.astype(block.dtype)])
         try:
             logits, taps = self.target.verify(block, self.caches)
-            choice = self.sampler.choose(logits, None if draft is None else draft.tokens, noise)
-            waiting = time.perf_counter()
-            choices, logprobs, drafts = _Decision(choice, draft, check_draft=check_draft).wait()
-            waited = time.perf_counter() - waiting
+            choice = self.sampler.choose(logits, draft.tokens, drafted.noise)
+            choices, logprobs, drafts, waited = _Decision(choice, draft, check=not self.draft_checked).timed()
+            self.draft_checked = True
             accepted = _accept(choices, drafts)
             kept, ended = self.take(choices[: accepted + 1])
         except BaseException:
             self.target.commit(0, rows)
             raise
-        self.target.commit(kept, rows)
-        self.sampler.commit(choices[:kept])
-        self._extend(None if taps is None else taps[:, :kept])
+        self.ahead = None
+        try:
+            seconds = self._commit(choices[:kept], None if taps is None else taps[:, :kept], rows, accepted)
+            following = 0 if ended else self._next_rows(0)
+            if following > 1:  # The device drafts while Python builds the rollback.
+                self._start(following)
+        finally:
+            self.target.commit(kept, rows)
+        if following == 1:
+            self._start(1)
         event = Block(
             tuple(choices[:kept]),
             logprobs=logprobs[:kept],
             drafted=len(drafts),
             accepted=min(accepted, kept),
-            seconds=time.perf_counter() - start,
+            rejected=tuple(drafts[min(accepted, kept) :]),
+            seconds=seconds,
             wait_seconds=waited,
         )
         return event, ended
 
-    def _extend(self, taps: mx.array | None) -> None:
+    def _next_rows(self, known_ahead: int) -> int:
+        """Rows of the next cycle once so many more tokens are there; 0 if the reply is then complete."""
+        limit = LARGEST_BLOCK
+        if self.max_tokens is not None:
+            limit = min(limit, self.max_tokens - self.count - known_ahead)
+        return max(1, min(limit, self.policy.rows(limit, self.rows + known_ahead))) if limit > 0 else 0
+
+    def _start(self, rows: int) -> None:
+        """Start what the next cycle needs: its pass if it is plain, else its draft."""
+        self.ahead = self._launch(mx.array([self.anchor])) if rows == 1 else self._draft(rows)
+
+    def _launch(self, token: mx.array) -> _Pass:
+        """Start a pass over one token `[1]`, which need not be known yet."""
+        checkpoint = Checkpoint(self.caches)
+        try:
+            logits, taps = self.target.forward(token, self.caches)
+        except BaseException:
+            checkpoint.restore(0)
+            raise
+        mx.async_eval(logits)
+        return _Pass(checkpoint, logits, taps)
+
+    def _draft(self, rows: int) -> _Drafted:
+        assert self.drafter is not None
+        self._extend()
+        noise = self.sampler.noise(rows)
+        draft = self.drafter.propose(
+            self.anchor,
+            rows,
+            self.target.embed,
+            self.target.draft_head,
+            self.sampler.temperature,
+            None if noise is None else noise[:-1],
+        )
+        mx.async_eval(draft.tokens, *self.drafter.arrays)
+        return _Drafted(rows, draft, noise)
+
+    def _commit(self, tokens: list[int], taps: mx.array | None, rows: int, accepted: int) -> float:
+        """Note what a cycle of `rows` rows added to the reply; returns the seconds since the one before."""
+        now = time.perf_counter()
+        seconds, self.clock = now - self.clock, now
+        self.policy.observe(rows, accepted, seconds, self.rows)
+        self.sampler.commit(tokens)
+        self.rows, self.count, self.anchor = self.rows + len(tokens), self.count + len(tokens), tokens[-1]
+        self._take(taps, every=FEED_EVERY)
+        return seconds
+
+    def _take(self, taps: mx.array | None, every: int = 1) -> None:
+        """Keep taps of committed rows until there are enough for the drafter."""
         if self.drafter is not None and taps is not None:
-            self.drafter.extend(taps)
+            self.waiting.append(taps)
+            if len(self.waiting) >= every:
+                self._feed()
+
+    def _feed(self) -> None:
+        """Let the drafter take in what waits for it, although it is not about to draft."""
+        if self._extend():
             # Else cycles without a draft would pile up a graph that holds their taps.
-            mx.async_eval(*self.drafter.arrays)
+            mx.async_eval(*self.drafter.arrays)  # type: ignore[union-attr]  # it took something in
+
+    def _extend(self) -> bool:
+        taps, self.waiting = self.waiting, []
+        if self.drafter is None or not taps:
+            return False
+        self.drafter.extend(taps[0] if len(taps) == 1 else mx.concatenate(taps, axis=1))
+        return True
 
 
 def _release_buffers(count: int, committed: int) -> None:
@@ -269,15 +350,20 @@ def _release_buffers(count: int, committed: int) -> None:
 class _Decision:
     """Everything that a cycle decides, on its way to the host: it is waited for once."""
 
-    def __init__(self, choice: Choice, draft: Draft | None = None, *, check_draft: bool = False) -> None:
+    def __init__(self, choice: Choice, draft: Draft | None = None, *, check: bool = False) -> None:
         self.choice = choice
-        flags = [choice.finite] if draft is None or not check_draft else [choice.finite, draft.finite]
+        flags = [choice.finite] if draft is None or not check else [choice.finite, draft.finite]
         self._flags = len(flags)
         ids = [choice.tokens] if draft is None else [choice.tokens, draft.tokens]
         parts = [*ids, *(flag[None] for flag in flags)]
         self._synced = mx.concatenate([part.astype(mx.int32) for part in parts])
         # Started by itself: waiting for an array waits for all that was started with it.
         mx.async_eval(self._synced, *choice.arrays)
+
+    def timed(self) -> tuple[list[int], tuple[TokenLogprob, ...], list[int], float]:
+        """The same as `wait`, and the seconds that it took."""
+        start = time.perf_counter()
+        return *self.wait(), time.perf_counter() - start
 
     def wait(self) -> tuple[list[int], tuple[TokenLogprob, ...], list[int]]:
         """Chosen ids, their log probabilities if asked for, and draft ids.

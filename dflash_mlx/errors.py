@@ -2,6 +2,7 @@
 
     DFlashError                    exit code 1, HTTP 500
     ├── UsageError (ValueError)    exit code 2, HTTP 400   a parameter or a prompt that cannot be honoured
+    │   └── ContextLengthError     a prompt that leaves no room for a reply
     ├── ModelError                 exit code 3, HTTP 503   something about the files or the models
     │   ├── ConfigError            a drafter config that is not one, or contradicts itself
     │   ├── CheckpointError        weights that are missing, truncated, or of another shape
@@ -30,6 +31,10 @@ class UsageError(DFlashError, ValueError):
 
     exit_code = 2
     http_status = 400
+
+
+class ContextLengthError(UsageError):
+    """A prompt that leaves no room for a reply in the model's context."""
 
 
 class ModelError(DFlashError):
@@ -84,6 +89,8 @@ def memory_errors() -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    """The first line of another library's message, which may go on for pages."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    """The first line of another library's message, which may go on for pages; two if one ends in a colon."""
+    lines = [line.strip() for line in str(error).strip().splitlines()]
+    if not lines:
+        return type(error).__name__
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]

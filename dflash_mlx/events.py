@@ -1,7 +1,8 @@
 """What a session emits while it decodes, as frozen dataclasses that survive JSON.
 
-A stream is one `Prefilled`, then one `Block` per verify cycle, then one `Finished`. Every event has
-`tokens` and `text`, so that joining either over a stream gives the whole reply.
+A stream is one `Prefilling` between two chunks of the prompt, one `Prefilled`, then one `Block` per verify
+cycle, then one `Finished`. Every event has `tokens` and `text`, so that joining either over a stream gives
+the whole reply.
 """
 
 from dataclasses import asdict, dataclass
@@ -50,16 +51,23 @@ class Event:
         Raises:
             ValueError: `obj["event"]` names no event.
         """
-        kinds = {cls.__name__: cls for cls in (Prefilled, Block, Finished)}
+        kinds = {cls.__name__: cls for cls in (Prefilling, Prefilled, Block, Finished)}
         fields = dict(obj)
         name = fields.pop("event", None)
         if name not in kinds:
             raise ValueError(f"event is {name!r}, expected one of {sorted(kinds)}")
-        fields["tokens"] = tuple(fields["tokens"])
-        if "fallbacks" in fields:
-            fields["fallbacks"] = tuple(fields["fallbacks"])
+        for field in {"tokens", "rejected", "fallbacks"} & fields.keys():
+            fields[field] = tuple(fields[field])
         fields["logprobs"] = tuple(TokenLogprob.from_json(entry) for entry in fields["logprobs"])
         return kinds[name](**fields)
+
+
+@dataclass(frozen=True)
+class Prefilling(Event):
+    """A part of the prompt is in the cache: `done` of `total` tokens."""
+
+    done: int = 0
+    total: int = 0
 
 
 @dataclass(frozen=True)
@@ -84,12 +92,14 @@ class Block(Event):
     Attributes:
         drafted: draft tokens that the target verified (0 in a plain cycle).
         accepted: how many of them the target itself would have chosen, in a row from the first.
+        rejected: the other drafts, which are no part of the reply.
         seconds: the whole cycle, from drafting to commit.
         wait_seconds: the part of it that was spent waiting for the device.
     """
 
     drafted: int = 0
     accepted: int = 0
+    rejected: tuple[int, ...] = ()
     seconds: float = 0.0
     wait_seconds: float = 0.0
 

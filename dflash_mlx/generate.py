@@ -5,6 +5,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 import mlx.core as mx
@@ -13,11 +14,13 @@ from dflash_mlx import __version__
 from dflash_mlx.chat_template import LEVELS
 from dflash_mlx.errors import DFlashError, UsageError
 from dflash_mlx.events import Event
-from dflash_mlx.params import SamplingParams
+from dflash_mlx.params import SamplingParams, block_size
+from dflash_mlx.progress import progress_line
+from dflash_mlx.remote import Server
 from dflash_mlx.result import Result, collect
 from dflash_mlx.session import load
 from dflash_mlx.target.exactness import EXACT
-from dflash_mlx.text import printable
+from dflash_mlx.terminal import printable
 
 INTERRUPTED = 130
 
@@ -28,14 +31,22 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("prompt", nargs="?", default="-", help="the prompt; - (default) reads standard input")
     p.add_argument("--model", help="target: folder or hub id of an mlx-lm model (default: the embedded pair)")
     p.add_argument("--draft", help="drafter: folder or hub id; none: decode plainly (default: the pair's)")
+    p.add_argument(
+        "--numerics",
+        choices=("exact", "fast"),
+        default="exact",
+        help="fast: larger blocks for less on a GPU, in other last bits than mlx-lm's (default: exact)",
+    )
     p.add_argument("--draft-bits", type=int, choices=(4, 8), help="quantize the drafter's linear layers")
     p.add_argument("--revision", help="branch, tag or commit of --model on the hub")
     p.add_argument("--draft-revision", help="branch, tag or commit of --draft on the hub")
+    p.add_argument("--adapter", help="LoRA adapter for --model: folder or hub id, as mlx-lm trains them")
     p.add_argument("--dequantize", action="store_true", help="turn a quantized target into float32")
     p.add_argument(
         "--block-size",
-        type=int,
-        help="rows of a verify pass (default: the drafter's, at most 5 for a quantized target)",
+        type=block_size,
+        metavar="auto|N",
+        help="rows of a verify pass; auto (default): for each cycle what is fastest here and for this text",
     )
     p.add_argument("--max-tokens", type=int, help="tokens of the reply (default: what the context leaves)")
     p.add_argument("--temperature", type=float, default=0.0, help="0 (default) is greedy")
@@ -51,6 +62,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--raw", action="store_true", help="take the prompt as it is, without the chat template")
     p.add_argument("--plain", action="store_true", help="decode without speculation: the same tokens, slower")
     p.add_argument("--stats", action="store_true", help="also print a line for every verify cycle")
+    p.add_argument("--base-url", help="ask an OpenAI-compatible server instead, such as http://host:port/v1")
     p.add_argument("--json", action="store_true", help="print one JSON object instead of text and statistics")
     p.add_argument("--debug", action="store_true", help="show the traceback of an error")
     p.add_argument("--version", action="version", version=__version__)
@@ -91,18 +103,23 @@ def _run(args: argparse.Namespace) -> int:
         seed=args.seed,
         stop=args.stop,
     )
+    if args.base_url:
+        return _ask(args, text)
     session = load(
         args.model,
         "none" if args.plain and args.draft is None else args.draft,
         revision=args.revision,
         draft_revision=args.draft_revision,
         draft_bits=args.draft_bits,
+        adapter=args.adapter,
         dequantize=args.dequantize,
+        numerics=args.numerics,
+        progress=progress_line(sys.stderr),
     )
     events = session.stream(
         text if args.raw else _messages(args.system, text),
         params,
-        block_size=args.block_size,
+        block_size=None if args.plain else args.block_size,
         speculative=not args.plain,
         reasoning=args.reasoning,
     )
@@ -123,6 +140,43 @@ def _run(args: argparse.Namespace) -> int:
     return INTERRUPTED if result.finish_reason == "cancelled" else 0
 
 
+LOCAL = (
+    "draft",
+    "draft_bits",
+    "revision",
+    "draft_revision",
+    "adapter",
+    "dequantize",
+    "block_size",
+    "raw",
+    "plain",
+    "stats",
+)
+"""What only a model loaded here can honour."""
+
+
+def _ask(args: argparse.Namespace, text: str) -> int:
+    """One reply of a server."""
+    if unusable := [name for name in LOCAL if getattr(args, name)]:
+        raise UsageError(f"--{unusable[0].replace('_', '-')} cannot be used with --base-url")
+    wanted = {"max_tokens": args.max_tokens, "seed": args.seed, "stop": args.stop or None}
+    changed = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+    settings = {
+        "temperature": args.temperature,
+        **{name: value for name, value in wanted.items() if value is not None},
+        **{name: getattr(args, name) for name, usual in changed.items() if getattr(args, name) != usual},
+        **({"reasoning_effort": args.reasoning} if args.reasoning else {}),
+    }
+    show = (lambda *_: None) if args.json else _show
+    answer = Server(args.base_url, args.model).ask(_messages(args.system, text), settings, show)
+    if args.json:
+        print(json.dumps(asdict(answer)))
+        return 0
+    speed = f"{answer.tokens} tokens at {answer.tokens_per_second:.1f} tokens/s"
+    print(f"\n{speed}, the first after {answer.first_seconds:.2f} s", file=sys.stderr)
+    return 0
+
+
 def _messages(system: str | None, text: str) -> list[dict[str, str]]:
     first = [] if system is None else [{"role": "system", "content": system}]
     return [*first, {"role": "user", "content": text}]
@@ -131,11 +185,15 @@ def _messages(system: str | None, text: str) -> list[dict[str, str]]:
 def _printed(events: Iterator[Event]) -> Iterator[Event]:
     """Print the answer as it comes; thinking goes to standard error, so that a pipe gets the answer alone."""
     for event in events:
-        for stream, text in ((sys.stderr, event.reasoning), (sys.stdout, event.text)):
-            # A terminal obeys what a model writes, a file does not.
-            stream.write(printable(text) if stream.isatty() else text)
-            stream.flush()
+        _show(event.text, event.reasoning)
         yield event
+
+
+def _show(answer: str, reasoning: str) -> None:
+    for stream, text in ((sys.stderr, reasoning), (sys.stdout, answer)):
+        # A terminal obeys what a model writes, a file does not.
+        stream.write(printable(text) if stream.isatty() else text)
+        stream.flush()
 
 
 def _until_interrupted(events: Iterator[Event]) -> Iterator[Event]:

@@ -40,6 +40,12 @@ class Choice:
         return [a for a in vars(self).values() if a is not None]
 
 
+def check_bias(params: SamplingParams, vocab_size: int) -> None:
+    """Raise UsageError if a biased id is not in the vocabulary."""
+    if bad := [token for token in params.logit_bias if token >= vocab_size]:
+        raise UsageError(f"logit_bias names id {bad[0]}: ids must lie in [0, {vocab_size})")
+
+
 class Sampler:
     """Chooses the tokens of one reply and remembers what it chose.
 
@@ -66,6 +72,7 @@ class Sampler:
         penalised = params.presence_penalty or params.frequency_penalty
         self._counts = np.zeros(vocab_size, dtype=np.float32) if penalised else None
         self._allowed = None if known is None or known >= vocab_size else mx.arange(vocab_size) < known
+        check_bias(params, vocab_size)
         self._bias = self._bias_row()
 
     @property
@@ -130,8 +137,6 @@ class Sampler:
             return None
         row = np.zeros(self.vocab_size, dtype=np.float32)
         for token, bias in self.params.logit_bias.items():
-            if token >= self.vocab_size:
-                raise UsageError(f"logit_bias names id {token}: ids must lie in [0, {self.vocab_size})")
             row[token] = bias
         return mx.array(row)
 

@@ -1,40 +1,68 @@
 """A loaded pair: prompts in, events out. Owns the tokenizer; everything below knows token ids only."""
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, cast
 
-import mlx.core as mx
-
-from dflash_mlx import hub
-from dflash_mlx.chat_template import render
+from dflash_mlx import calibrate, hub, memory
+from dflash_mlx.chat_template import levels, render
 from dflash_mlx.decode import Proposer, decode
 from dflash_mlx.drafter import Drafter, DrafterModel, load_drafter
-from dflash_mlx.errors import PairError, UsageError, WrongThreadError, memory_errors
+from dflash_mlx.errors import (
+    ContextLengthError,
+    OutOfMemoryError,
+    UsageError,
+    WrongThreadError,
+    memory_errors,
+)
 from dflash_mlx.events import Event, Finished, Prefilled
-from dflash_mlx.kernels import MOST_ROWS, Walker
-from dflash_mlx.pairs import EMBEDDED
+from dflash_mlx.kernels import Kernels, Walker
+from dflash_mlx.pairs import EMBEDDED, drafter_for
 from dflash_mlx.params import SamplingParams
 from dflash_mlx.result import Result, collect
-from dflash_mlx.sampling import Sampler
-from dflash_mlx.smollm2 import default_pair
+from dflash_mlx.sampling import Sampler, check_bias
+from dflash_mlx.schedule import Adaptive, Costs, Fixed, Policy
 from dflash_mlx.target import Target, load_target
-from dflash_mlx.target.exactness import EXACT, measure_exactness
-from dflash_mlx.target.load import Tokenizer
+from dflash_mlx.target.exactness import EXACT, FAST, measure_exactness
+from dflash_mlx.target.load import Tokenizer, read_weights
 from dflash_mlx.text import Reply, Thinking
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """Text (taken raw), token ids, or chat messages."""
 
-QUANTIZED_BLOCK = 5
-"""Rows beyond which MLX's quantized matmul reads the weights a second time."""
+Progress = Callable[[str, int, int], None]
+"""Told what is under way, such as "downloading owner/name", the bytes that are done, and all of them."""
+
+NUMERICS = ("exact", "fast")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request that was checked, with all that it leaves open decided: running it will not refuse it.
+
+    Attributes:
+        ids: the prompt.
+        thinking: the markers of the reply's reasoning, if any are known.
+        block_size: rows of a verify pass; None: chosen for every cycle.
+        max_tokens: of the reply, within the context; None: the context's length is not known.
+    """
+
+    ids: tuple[int, ...]
+    thinking: Thinking | None
+    params: SamplingParams
+    block_size: int | None
+    speculative: bool
+    max_tokens: int | None
 
 
 class Session:
     """A target, its tokenizer and, unless it only decodes plainly, the drafter made for it.
 
-    Everything of MLX belongs to the thread that made the session; `cancel` may be called from any.
+    Everything of MLX belongs to the thread that made the session; `cancel` may be called from any, and
+    `prepare` from any, one at a time.
 
     Attributes:
         target: the target.
@@ -44,6 +72,9 @@ class Session:
         exactness: "exact" if speculation cannot change a token on this machine, else what differs.
         fallbacks: what runs slower than it could, because a kernel does not exist or failed here, and why.
         prefill_step: prompt rows per forward pass, speculating or not.
+        block_size: rows of a verify pass where a request names none; None: chosen for every cycle.
+        defaults: how the model's makers sample from it; what `stream` does without parameters is greedy.
+        room: tokens of context that there is memory for, if that is less than the target could have.
     """
 
     def __init__(
@@ -54,6 +85,9 @@ class Session:
         *,
         notes: tuple[str, ...] = (),
         prefill_step: int = 2048,
+        block_size: int | None = None,
+        defaults: SamplingParams | None = None,
+        room: int | None = None,
     ) -> None:
         if prefill_step < 1:
             raise UsageError(f"prefill_step is {prefill_step}: it must be a positive integer")
@@ -62,16 +96,24 @@ class Session:
         self.drafter = drafter
         self.notes = notes
         self.prefill_step = prefill_step
+        self.defaults = defaults or SamplingParams()
+        self.block_size: int | None = None
+        self.room = room
         self.exactness = EXACT
         self.fallbacks: tuple[str, ...] = ()
         self._walker: Walker | None = None
         self._cancelled = threading.Event()
         self._owner = threading.get_ident()
         self._known_ids = 1 + max(tokenizer.get_vocab().values())
+        if drafter is None and target.kernels.fast:
+            target.attach_linears()  # so that plain decoding is the same with and without a drafter
+            self.fallbacks = target.linears.fallbacks
+            self.exactness = FAST if target.linears.uses_tile else EXACT
         if drafter is not None:
-            self._prepare(drafter)
+            self._attach(drafter)
+        self.block_size = self._check_block(block_size)
 
-    def _prepare(self, drafter: DrafterModel) -> None:
+    def _attach(self, drafter: DrafterModel) -> None:
         """Attach the drafter to the target, and have every kernel compiled before the first reply."""
         config = drafter.config
         self.target.check_fit(config)
@@ -82,9 +124,10 @@ class Session:
             self._walker, problem = self.target.kernels.walker(*shape)
             if problem:
                 self.fallbacks += (f"the candidate walk runs in MLX's own ops: {problem}",)
-        # More rows than a kernel takes are shared out to calls with fewer.
-        sizes = {*range(2, min(config.block_size, MOST_ROWS) + 1), config.block_size}
+        sizes = range(2, config.block_size + 1)
         self.exactness = measure_exactness(self.target, sizes, config.target_layer_ids)
+        if self.exactness == EXACT and self.target.linears.uses_tile:
+            self.exactness = FAST
 
     # --- prompts ------------------------------------------------------------------------------
 
@@ -96,14 +139,43 @@ class Session:
         """
         return self._encode(prompt, reasoning)[0]
 
-    def _encode(self, prompt: Prompt, reasoning: str | None) -> tuple[list[int], Thinking | None]:
+    def prepare(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        block_size: int | None = None,
+        speculative: bool = True,
+        reasoning: str | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> Prepared:
+        """Check a request and turn its prompt into ids, for `run`; uses nothing of MLX.
+
+        Arguments and errors as for `stream`; `variables` sets what else the model's chat template reads.
+        """
+        params = params or SamplingParams()
+        ids, thinking = self._encode(prompt, reasoning, variables)
+        check_bias(params, self.target.vocab_size)
+        return Prepared(
+            tuple(ids),
+            thinking,
+            params,
+            self._check_block(block_size),
+            speculative,
+            self._max_tokens(ids, params),
+        )
+
+    def _encode(
+        self, prompt: Prompt, reasoning: str | None, variables: Mapping[str, Any] | None = None
+    ) -> tuple[list[int], Thinking | None]:
         thinking = None
         if prompt and _all(prompt, Mapping):
             messages = [dict(cast(Mapping[str, Any], message)) for message in prompt]
-            rendered = render(self.tokenizer, messages, reasoning=reasoning)
+            rendered = render(self.tokenizer, messages, reasoning=reasoning, variables=variables)
             ids, thinking = list(rendered.ids), rendered.thinking
-        elif reasoning is not None:
-            raise UsageError(f"reasoning is {reasoning!r}: it needs messages, a raw prompt has no template")
+        elif reasoning is not None or variables:
+            name, value = ("reasoning", reasoning) if reasoning is not None else ("variables", variables)
+            raise UsageError(f"{name} is {value!r}: it needs messages, a raw prompt has no template")
         elif isinstance(prompt, str):
             ids = self.tokenizer.encode(prompt)
         elif _all(prompt, int):
@@ -132,7 +204,8 @@ class Session:
         Args:
             prompt: text (taken raw), token ids, or messages for the chat template.
             params: greedy and as long as the context allows, unless told otherwise.
-            block_size: rows of a verify pass, 1 to the drafter's own; None: `default_block_size`.
+            block_size: rows of a verify pass, 1 to the drafter's own; None: the session's own, or for each
+                cycle the size that is fastest here and for this text, by what earlier cycles showed.
             speculative: False decodes plainly, which gives the same tokens.
             reasoning: off, on, low, medium, high or xhigh, where the model's template offers it; None:
                 the model's default.
@@ -143,15 +216,21 @@ class Session:
             WrongThreadError: the session belongs to another thread.
         """
         self._check_thread()
-        params = params or SamplingParams()
-        ids, thinking = self._encode(prompt, reasoning)
-        max_tokens = self._max_tokens(ids, params)
-        block_size = self._block_size(block_size)
-        sampler = Sampler(params, ids, self.target.vocab_size, self._known_ids)
-        reply = Reply(self.tokenizer, eos=self._eos, stop=tuple(params.stop), thinking=thinking)
-        drafter = Drafter(self.drafter, self._walker) if self.drafter is not None and speculative else None
+        return self.run(
+            self.prepare(prompt, params, block_size=block_size, speculative=speculative, reasoning=reasoning)
+        )
+
+    def run(self, request: Prepared) -> Iterator[Event]:
+        """Decode what `prepare` made ready; errors as for `stream`."""
+        self._check_thread()
+        params = request.params
+        policy = self._policy(request.block_size, speculative=request.speculative)
+        sampler = Sampler(params, request.ids, self.target.vocab_size, self._known_ids)
+        reply = Reply(self.tokenizer, eos=self._eos, stop=tuple(params.stop), thinking=request.thinking)
+        network = self.drafter if request.speculative else None
+        drafter = None if network is None else Drafter(network, self._walker)
         self._cancelled.clear()
-        return self._events(ids, sampler, reply, drafter, block_size, max_tokens)
+        return self._events(request.ids, sampler, reply, drafter, policy, request.max_tokens)
 
     def generate(
         self,
@@ -172,12 +251,37 @@ class Session:
         self._cancelled.set()
 
     @property
-    def default_block_size(self) -> int:
-        """The drafter's block, at most 5 rows for a quantized target; 1 without a drafter."""
+    def largest_block(self) -> int:
+        """Rows of the block that the drafter was trained for; 1 without a drafter."""
+        return 1 if self.drafter is None else self.drafter.config.block_size
+
+    @cached_property
+    def costs(self) -> Costs:
+        """What cycles cost on this machine: remembered, or measured when first asked for, in some seconds.
+
+        Raises:
+            UsageError: there is no drafter.
+        """
+        self._check_thread()
         if self.drafter is None:
-            return 1
-        trained = self.drafter.config.block_size
-        return min(trained, QUANTIZED_BLOCK) if self.target.quantized else trained
+            raise UsageError("there is no drafter, so there is no block size to choose")
+        return calibrate.costs(self.target, self.drafter, self.exactness)
+
+    @property
+    def reasoning_levels(self) -> tuple[str, ...]:
+        """What `reasoning` may be, from none to most."""
+        return levels(self.tokenizer)
+
+    def limit_context(self, tokens: int) -> None:
+        """Refuse what would need a longer context than this, though the target could read it."""
+        known = self.target.context_length
+        self.target.context_length = tokens if known is None else min(tokens, known)
+
+    @property
+    def context_window(self) -> int | None:
+        """Tokens that a prompt and its reply may have together; None: not known."""
+        known = [limit for limit in (self.target.context_length, self.room) if limit is not None]
+        return min(known, default=None)
 
     def close(self) -> None:
         """Leave the target model as mlx-lm loaded it."""
@@ -185,11 +289,11 @@ class Session:
 
     def _events(
         self,
-        ids: list[int],
+        ids: Sequence[int],
         sampler: Sampler,
         reply: Reply,
         drafter: Proposer | None,
-        block_size: int,
+        policy: Policy,
         max_tokens: int | None,
     ) -> Iterator[Event]:
         self._check_thread()
@@ -199,7 +303,7 @@ class Session:
             ids,
             sampler,
             drafter=drafter,
-            block_size=block_size,
+            policy=policy,
             max_tokens=max_tokens,
             take=reply.take,
             prefill_step=self.prefill_step,
@@ -225,26 +329,46 @@ class Session:
             )
 
     def _max_tokens(self, ids: list[int], params: SamplingParams) -> int | None:
-        limit = self.target.context_length
+        limit = self.context_window
         if limit is None:
             return params.max_tokens
         left = limit - len(ids)
+        if left < 1 and limit == self.room:
+            raise OutOfMemoryError(
+                f"the prompt has {len(ids)} tokens: there is memory for a context of {limit} tokens; "
+                "shorten it, or use a target with fewer bits"
+            )
         if left < 1:
-            raise UsageError(
+            raise ContextLengthError(
                 f"the prompt has {len(ids)} tokens: this model's maximum context length is {limit} tokens"
             )
         return left if params.max_tokens is None else min(left, params.max_tokens)
 
-    def _block_size(self, block_size: int | None) -> int:
+    def _check_block(self, block_size: int | None) -> int | None:
+        """The block size, or what this session uses without one.
+
+        Raises:
+            UsageError: it is not one that the drafter was trained for.
+        """
         if block_size is None:
-            return self.default_block_size
-        trained = 1 if self.drafter is None else self.drafter.config.block_size
+            return self.block_size
+        trained = self.largest_block
         if not 1 <= block_size <= trained:
             made_for = (
                 "there is no drafter" if self.drafter is None else f"the drafter was trained for {trained}"
             )
             raise UsageError(f"block_size is {block_size}: it must be between 1 and {trained} ({made_for})")
         return block_size
+
+    def _policy(self, block_size: int | None, *, speculative: bool) -> Policy:
+        if self.drafter is None or not speculative:
+            return Fixed(1)
+        return self._adaptive if block_size is None else Fixed(block_size)
+
+    @cached_property
+    def _adaptive(self) -> Adaptive:
+        """One for all replies: the next text is most like the last."""
+        return Adaptive(self.costs)
 
 
 def _all(prompt: object, kind: type) -> bool:
@@ -258,43 +382,79 @@ def load(
     revision: str | None = None,
     draft_revision: str | None = None,
     draft_bits: int | None = None,
+    adapter: str | None = None,
     dequantize: bool = False,
+    numerics: str = "exact",
+    block_size: int | None = None,
     prefill_step: int = 2048,
+    progress: Progress | None = None,
 ) -> Session:
     """Load a pair.
 
     Args:
-        target: folder or hub id of an mlx-lm model; None: SmolLM2 if it is installed, else the embedded one,
-            in float32 on a CPU.
+        target: folder or hub id of an mlx-lm model; None: the embedded target.
         drafter: folder or hub id of a DFlash drafter; None: the one known for this target; "none": plain.
-        revision, draft_revision: branch, tag or commit on the hub.
+        revision, draft_revision: branch, tag or commit on the hub; a known drafter has one of its own.
         draft_bits: quantize the drafter's linear layers to 4 or 8 bits.
+        adapter: folder or hub id of a LoRA adapter for the target, as mlx-lm trains them.
         dequantize: turn a quantized target into float32.
+        numerics: "exact", where plain decoding has mlx-lm's bits, or "fast", where on a GPU a quantized
+            target's has others, and larger blocks cost less; speculation changes no token in either.
+        block_size: rows of a verify pass where a request names none; None: for each cycle what is fastest.
         prefill_step: prompt rows per forward pass.
+        progress: told what is under way, a download or the reading of weights, and how far it is.
 
     Raises:
         ModelError: a model cannot be found, read, or used, or the two do not belong together.
+        OutOfMemoryError: there is no room for the pair; its weights were not read.
         UsageError: an argument is out of range.
     """
     if draft_bits not in (None, 4, 8):
         raise UsageError(f"draft_bits is {draft_bits!r}: it must be 4 or 8")
-    notes: tuple[str, ...] = ()
-    if target is None:
-        default = default_pair()
-        target, drafter, notes = default.pair.target, drafter or default.pair.drafter, (default.note,)
-        # It is small, and MLX's quantized products cost the same for every row on a CPU.
-        dequantize |= mx.default_device().type == mx.DeviceType.cpu
-    folder = hub.resolve(target, revision)
+    if numerics not in NUMERICS:
+        raise UsageError(f"numerics is {numerics!r}: it must be exact or fast")
+    limit = memory.available()
+    target = target or EMBEDDED.target
+    folder, notes = _get(target, revision, progress)
     if drafter is None:
-        if folder.resolve() != hub.resolve(EMBEDDED.target).resolve():
-            raise PairError(f"no drafter is known for {target}; name one, or pass 'none' to decode plainly")
-        drafter = EMBEDDED.drafter
+        match = drafter_for(folder, target)
+        drafter, draft_revision = match.pair.drafter, draft_revision or match.pair.revision
+        notes += [match.note] if match.note else []
     # The drafter first: it is small, and what is wrong with it is known before the target is read.
-    network = (
-        None if drafter == "none" else load_drafter(hub.resolve(drafter, draft_revision), bits=draft_bits)
-    )
+    network = None
+    if drafter != "none":
+        draft_folder, more = _get(drafter, draft_revision, progress)
+        notes += more
+        network = load_drafter(draft_folder, bits=draft_bits)
+    adapter_folder = None if adapter is None else hub.resolve(adapter)
     with memory_errors():
-        loaded = load_target(folder, dequantize=dequantize)
+        kernels = Kernels(fast=numerics == "fast")
+        if kernels.fast and not kernels.device.metal:
+            notes.append("there is no GPU: numerics are exact")
+        loaded = load_target(folder, adapter=adapter_folder, dequantize=dequantize, kernels=kernels)
+        plan = memory.plan(loaded.target, network, prefill_step)
+        room: int | None = memory.check_room(plan, limit)
+        if room == plan.longest:
+            room = None
+        else:
+            notes.append(f"there is memory for {room:,} tokens of context")
+        memory.wire()
+        read_weights(loaded.target, None if progress is None else partial(progress, "loading weights"))
         return Session(
-            loaded.target, loaded.tokenizer, network, notes=notes + loaded.notes, prefill_step=prefill_step
+            loaded.target,
+            loaded.tokenizer,
+            network,
+            notes=(*notes, *loaded.notes),
+            prefill_step=prefill_step,
+            block_size=block_size,
+            defaults=loaded.defaults,
+            room=room,
         )
+
+
+def _get(name: str, revision: str | None, progress: Progress | None) -> tuple[Path, list[str]]:
+    """The folder of a model, and which commit it is."""
+    report = None if progress is None else partial(progress, f"downloading {name}")
+    folder = hub.resolve(name, revision, report)
+    commit = hub.commit(folder)
+    return folder, [] if commit is None else [f"{name} at commit {commit}"]

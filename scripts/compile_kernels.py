@@ -8,13 +8,15 @@ import itertools
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import mlx.core as mx
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from dflash_metal import launch
+from dflash_metal import launch, tile
+from dflash_metal.kernel import BITS, GROUP_SIZES, Kernel
 from metal.source import Source, Template
 
 FLAGS = ["-std=metal3.1", "-fno-fast-math", "-Wall", "-Werror", "-Wno-unused"]
@@ -53,9 +55,7 @@ def instances() -> list[tuple[str, str]]:
     """Name and source of each combination of template arguments."""
     found = []
     some = mx.zeros((64,), mx.uint32)
-    for dtype, size, bits, rows in itertools.product(
-        launch.DTYPES, launch.GROUP_SIZES, launch.BITS, launch.ROWS
-    ):
+    for dtype, size, bits, rows in itertools.product(launch.DTYPES, GROUP_SIZES, BITS, launch.ROWS):
         values = mx.zeros((64,), dtype)
         inputs = [some, values, values, values, mx.array(0), mx.array(0)]
         for fast, sums in itertools.product((True, False), (True, False) if bits == 4 else (True,)):
@@ -75,10 +75,28 @@ def instances() -> list[tuple[str, str]]:
         found.append(
             (name, text(launch.SELECTOR_WALK, inputs, [mx.uint32], [("T", dtype), ("C", 16), ("R", rank)]))
         )
-    return found
+    return found + list(fast_instances())
 
 
-def text(kernel: launch.Kernel, inputs: list[mx.array], outputs: list[mx.Dtype], template: Template) -> str:
+def fast_instances() -> Iterator[tuple[str, str]]:
+    """Those of the fast mode; the number of simdgroups is that of long rows, it only counts loops."""
+    some, scalar = mx.zeros((64,), mx.uint32), mx.array(0)
+    kinds = [(mx.bfloat16, mx.bfloat16), (mx.bfloat16, mx.float32), (mx.float16, mx.float16)]
+    for (dtype, operands), size, bits in itertools.product(kinds, GROUP_SIZES, BITS):
+        values = mx.zeros((64,), dtype)
+        layer, kind = [some, values, values, values, scalar, scalar], str(dtype).rpartition(".")[2]
+        shared: Template = [("T", dtype), ("Y", dtype), ("GS", size), ("BITS", bits), ("S", 8)]
+        for R, C, full in itertools.product((1, 2, 4), (1, 2), (True, False)):
+            template = [*shared, ("O", operands), ("R", R), ("C", C), ("FULL", full)]
+            name = f"qmm_block_{kind}_g{size}_b{bits}_o{operands.size * 8}_r{R}_c{C}_full{full:d}"
+            yield name, text(tile.QMM_BLOCK, [*layer, scalar], [dtype], template)
+        if operands == dtype:
+            for rows in tile.FEW_ROWS:
+                template = [*shared, ("M", rows), ("R", tile.OUTPUTS_PER_LANE)]
+                yield f"qmm_few_{kind}_g{size}_b{bits}_m{rows}", text(tile.QMM_FEW, layer, [dtype], template)
+
+
+def text(kernel: Kernel, inputs: list[mx.array], outputs: list[mx.Dtype], template: Template) -> str:
     """What MLX compiles."""
     source = Source(f"dflash_{kernel.name}", kernel.inputs, kernel.outputs, kernel.body, kernel.header)
     return source.for_mlx(inputs, outputs, template)

@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from dflash_mlx import Result, SamplingParams, Session, load
 from dflash_mlx.generate import statistics
-from dflash_mlx.pairs import MODELS
+from dflash_mlx.pairs import DEMO
 from dflash_mlx.smollm2 import default_pair
 
 Prompt = str | list[dict[str, str]]
@@ -38,7 +38,7 @@ def main() -> int:
         print(
             "(MLX's quantized matmul on the CPU costs the same for every row, so speculation could not pay.)"
         )
-    code: list[Prompt] = json.loads((MODELS / "held_out.json").read_text(encoding="utf-8"))
+    code: list[Prompt] = json.loads((DEMO / "held_out.json").read_text(encoding="utf-8"))
     prompts = QUESTIONS if default.converses else code
     show(session, prompts[0])
     return 0 if compare(session, prompts) else 1
@@ -50,7 +50,7 @@ def show(session: Session, prompt: Prompt) -> None:
     asked = prompt if isinstance(prompt, str) else f"{prompt[-1]['content']}\n\n"
     print(f"\n{dim}{asked}{plain}{bold}", end="")
     events = []
-    for event in session.stream(prompt, SamplingParams(max_tokens=TOKENS)):
+    for event in session.stream(prompt, SamplingParams(max_tokens=TOKENS), block_size=session.largest_block):
         print(event.text, end="", flush=True)
         events.append(event)
     print(plain)
@@ -65,7 +65,9 @@ def compare(session: Session, prompts: Sequence[Prompt]) -> bool:
     for turn, prompt in enumerate(prompts):
         results = {}
         for speculative in (True, False) if turn % 2 else (False, True):
-            results[speculative] = session.generate(prompt, params, speculative=speculative)
+            results[speculative] = session.generate(
+                prompt, params, block_size=session.largest_block, speculative=speculative
+            )
             seconds[speculative] += results[speculative].decode_seconds
         equal &= results[True].tokens == results[False].tokens
         cycles += len(results[True].cycles)

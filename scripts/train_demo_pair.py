@@ -45,7 +45,7 @@ from dflash_mlx.train.initial import new_drafter
 from dflash_mlx.train.respond import GREEDY, Responder, Sampling, batch_prompts
 from dflash_mlx.train.shards import Sample, load_samples, save_samples
 
-MODELS = Path(__file__).parent.parent / "dflash_mlx" / "models"
+MODELS = Path(__file__).parent.parent / "dflash_mlx" / "demo"
 
 DRAFTER: dict[str, Any] = {
     "architectures": ["DFlash2DraftModel"],

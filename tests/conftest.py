@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 import dflash_mlx
-from dflash_mlx.pairs import EMBEDDED, MODELS
+from dflash_mlx.pairs import DEMO, EMBEDDED
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -25,5 +25,5 @@ def pair() -> "dflash_mlx.Session":
 @pytest.fixture(scope="session")
 def held_out() -> list[str]:
     """Pieces of code that neither model was trained on."""
-    prompts: list[str] = json.loads((MODELS / "held_out.json").read_text(encoding="utf-8"))
+    prompts: list[str] = json.loads((DEMO / "held_out.json").read_text(encoding="utf-8"))
     return prompts

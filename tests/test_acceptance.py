@@ -17,7 +17,7 @@ def test_tau_is_not_below_that_of_rejection_sampling(
     theirs: list[int] = []
     for seed, prompt in enumerate(held_out[:10]):
         params = SamplingParams(max_tokens=TOKENS, temperature=temperature, top_p=0.95, seed=seed)
-        cycles = pair.generate(prompt, params).cycles
+        cycles = pair.generate(prompt, params, block_size=5).cycles
         ours += [c.accepted + 1 for c in cycles if c.drafted == 4]
         theirs += rejection_cycles(pair, pair.encode(prompt), params, TOKENS)
     print(f"T {temperature}: tau {np.mean(ours):.2f}, rejection sampling {np.mean(theirs):.2f}")

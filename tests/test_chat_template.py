@@ -1,6 +1,6 @@
 """Messages become the prompt that the model's own template makes of them, at the reasoning asked for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from dflash_mlx import UsageError
-from dflash_mlx.chat_template import LEVELS, levels, render
+from dflash_mlx.chat_template import CHANNELS, LEVELS, levels, render
 from dflash_mlx.text import Thinking
 
 MESSAGES = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi 🙂"}]
@@ -61,7 +61,10 @@ ITS_OWN = "{% for m in messages %}{% set thinking = m.role %}{{ thinking }}: {{ 
 
 
 def wrapper(
-    template: str | dict[str, str] | None, *, markers: bool = True, function: Callable[..., str] | None = None
+    template: str | dict[str, str] | None,
+    *,
+    markers: Sequence[str] = ("<think>", "</think>"),
+    function: Callable[..., str] | None = None,
 ) -> TokenizerWrapper:
     """mlx-lm's wrapper around a tokenizer of bytes and, as one token each, an end and thinking markers.
 
@@ -72,8 +75,7 @@ def wrapper(
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<end>"])
-    if markers:
-        tokenizer.add_tokens(["<think>", "</think>"])
+    tokenizer.add_tokens(list(markers))
     end = tokenizer.token_to_id("<end>")
     tokenizer.post_processor = processors.TemplateProcessing("<end> $A", None, [("<end>", end)])
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
@@ -157,6 +159,12 @@ def test_an_open_marker_at_the_prompts_end_is_seen(
     assert rendered.thinking == Thinking("<think>", "</think>", open=opened)
 
 
+@pytest.mark.parametrize("tokens", CHANNELS)
+def test_models_that_write_several_messages_are_known_by_their_tokens(tokens: tuple[str, ...]) -> None:
+    assert render(wrapper(SWITCH, markers=tokens), MESSAGES).thinking == CHANNELS[tokens]
+    assert render(wrapper(SWITCH, markers=tokens[:1]), MESSAGES).thinking is None
+
+
 def test_markers_in_messages_open_nothing() -> None:
     messages = [{"role": "user", "content": "What does <think> mean? <think>"}]
     thinking = render(wrapper(SWITCH), messages).thinking
@@ -165,7 +173,7 @@ def test_markers_in_messages_open_nothing() -> None:
 
 
 def test_a_model_without_markers_has_no_thinking() -> None:
-    assert render(wrapper(WRITTEN, markers=False), MESSAGES).thinking is None
+    assert render(wrapper(WRITTEN, markers=()), MESSAGES).thinking is None
 
 
 # --- levels -----------------------------------------------------------------------------------
@@ -247,4 +255,88 @@ def test_a_model_that_mlx_lm_renders_in_python_has_its_switch() -> None:
     assert text(tokenizer, "off") == "Be kind.</think>"
     assert text(tokenizer, "on") == text(tokenizer) == "Be kind.<think>"
     assert render(tokenizer, MESSAGES).thinking == Thinking("<think>", "</think>", open=True)
-    assert levels(wrapper(None, markers=False, function=function)) == ()
+    assert levels(wrapper(None, markers=(), function=function)) == ()
+
+
+# --- system messages and variables ----------------------------------------------------------------
+
+LATE = [
+    {"role": "user", "content": "a"},
+    {"role": "system", "content": "Be kind."},
+    {"role": "user", "content": "b"},
+    {"role": "system", "content": "Be brief."},
+]
+FIRST_ONLY = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('system later') }}{% endif %}{% endfor %}" + TURNS
+)
+DROPPING = (
+    "{% for m in messages %}{% if m.role != 'system' or loop.first %}<|{{ m.role }}|>{{ m.content }}\n"
+    "{% endif %}{% endfor %}"
+)
+IN_FRONT = "<|system|>Be kind.\n\nBe brief.\n<|user|>a\n<|user|>b\n"
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (TURNS, "<|user|>a\n<|system|>Be kind.\n<|user|>b\n<|system|>Be brief.\n"),
+        (FIRST_ONLY, IN_FRONT),
+        (DROPPING, IN_FRONT),
+    ],
+)
+def test_a_system_message_that_is_refused_or_dropped_is_merged_in_front(template: str, expected: str) -> None:
+    assert text(wrapper(template), messages=LATE) == expected
+
+
+def test_two_system_messages_at_the_beginning_become_one_where_they_must() -> None:
+    both = [LATE[1], LATE[3], LATE[0], LATE[2]]
+    assert text(wrapper(FIRST_ONLY), messages=both) == IN_FRONT
+    with pytest.raises(UsageError, match="no system"):
+        render(wrapper("{{ raise_exception('no system') }}"), both)
+
+
+def test_variables_that_the_template_reads_may_be_set() -> None:
+    tokenizer = wrapper("{{ greeting }}" + SWITCH)
+    ids = render(
+        tokenizer, MESSAGES, reasoning="on", variables={"greeting": "Hi.", "enable_thinking": False}
+    ).ids
+    prompt = str(tokenizer.decode(list(ids)))
+    assert prompt.startswith("Hi.<|system|>")
+    assert prompt.endswith("</think>\n\n")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "unread",
+        "messages",
+        "tools",
+        "chat_template",
+        "tokenize",
+        "conversation",
+        "continue_final_message",
+        "add_generation_prompt",
+        "eos_token",
+        "raise_exception",
+        "range",
+        "__class__",
+    ],
+)
+def test_no_other_variable_can_be_set(name: str) -> None:
+    template = "{{ tools }}{{ eos_token }}{{ range(1) }}" + TURNS + REPLY
+    with pytest.raises(UsageError, match=f"{name!r} is no variable of .*: it reads none"):
+        render(wrapper(template), MESSAGES, variables={name: "x"})
+
+
+def test_a_python_template_has_its_switch_and_no_other_variable() -> None:
+    def function(messages: Any, enable_thinking: bool, **_: Any) -> str:
+        return f"{enable_thinking}"
+
+    tokenizer = wrapper(None, function=function)
+    assert (
+        tokenizer.decode(list(render(tokenizer, MESSAGES, variables={"enable_thinking": False}).ids))
+        == "False"
+    )
+    with pytest.raises(UsageError, match="it reads enable_thinking"):
+        render(tokenizer, MESSAGES, variables={"tools": []})

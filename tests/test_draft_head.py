@@ -14,10 +14,12 @@ from train_tiny import DRAFTER
 
 from dflash_mlx.decode import decode
 from dflash_mlx.drafter import Drafter, DrafterModel
+from dflash_mlx.events import Block
 from dflash_mlx.params import SamplingParams
 from dflash_mlx.sampling import Sampler
+from dflash_mlx.schedule import Fixed
 from dflash_mlx.target import Target
-from dflash_mlx.target.head import rows_of
+from dflash_mlx.target.head import TargetHead
 
 IDS = mx.array([3, 4, 17, 40, 41, 42, 99, 120])
 PROMPT = [7, 40, 3, 99, 4]
@@ -39,27 +41,30 @@ def random_drafter(rank: int, size: int = len(IDS)) -> DrafterModel:
     return model
 
 
-@pytest.mark.parametrize("bits", [None, 4, 8])
+@pytest.mark.parametrize(("bits", "mode"), [(None, "affine"), (4, "affine"), (8, "affine"), (4, "mxfp4")])
 @pytest.mark.parametrize("family", ["qwen3", "llama", "gemma3"])  # tied, a head of its own, scaled embeddings
-def test_the_rows_of_a_head_are_its_logits_for_these_ids(family: str, bits: int | None) -> None:
-    target = Target(tiny_model(family, bits=bits))
+def test_the_rows_of_a_head_are_its_logits_for_these_ids(family: str, bits: int | None, mode: str) -> None:
+    target = Target(tiny_model(family, bits=bits, mode=mode))
     hidden = mx.random.normal((1, 5, 64))
-    np.testing.assert_allclose(
-        target.head_rows(IDS)(hidden), target.head(hidden)[..., IDS], atol=1e-5, rtol=1e-5
-    )
+    rows = target.head_rows(IDS)
+    np.testing.assert_allclose(rows(hidden), target.head(hidden)[..., IDS], atol=1e-5, rtol=1e-5)
+    assert {array.shape[0] for array in rows.arrays} == {len(IDS)}
+    assert target.head(hidden).shape[-1] == VOCAB
 
 
 def test_a_head_with_a_bias_and_a_head_of_another_kind() -> None:
     hidden = mx.random.normal((2, 16))
     linear = nn.Linear(16, VOCAB)
-    np.testing.assert_allclose(rows_of(linear, IDS)(hidden), linear(hidden)[:, IDS], atol=1e-6)
+    rows = TargetHead(linear, tied=False).rows(IDS)
+    np.testing.assert_allclose(rows(hidden), linear(hidden)[:, IDS], atol=1e-6)
 
     class Adapted(nn.Linear):
         def __call__(self, x: mx.array) -> mx.array:
             return super().__call__(x) * 2
 
     adapted = Adapted(16, VOCAB)
-    np.testing.assert_allclose(rows_of(adapted, IDS)(hidden), adapted(hidden)[:, IDS], atol=1e-6)
+    rows = TargetHead(adapted, tied=False).rows(IDS)
+    np.testing.assert_allclose(rows(hidden), adapted(hidden)[:, IDS], atol=1e-6)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -93,24 +98,30 @@ def test_proposals_are_those_of_the_whole_head_with_all_other_tokens_ruled_out(
 def test_the_text_is_the_targets_own(bits: int | None, temperature: float) -> None:
     target = Target(tiny_model("qwen3_5", bits=bits), context_length=4096)
     params = SamplingParams(temperature=temperature, seed=5)
+    proposed: set[int] = set()
 
     def reply(model: DrafterModel | None) -> list[int]:
         sampler = Sampler(params, PROMPT, target.vocab_size)
         drafter = None if model is None else Drafter(model)
-        events = decode(
-            target,
-            target.make_cache(),
-            PROMPT,
-            sampler,
-            drafter=drafter,
-            block_size=1 if model is None else 4,
-            max_tokens=40,
+        events = list(
+            decode(
+                target,
+                target.make_cache(),
+                PROMPT,
+                sampler,
+                drafter=drafter,
+                policy=Fixed(4),
+                max_tokens=40,
+            )
         )
+        proposed.update(token for event in events if isinstance(event, Block) for token in event.rejected)
         return [token for event in events for token in event.tokens]
 
     plain = reply(None)
     model = random_drafter(4)
     target.attach(model.config.target_layer_ids, model.head_ids)
     assert reply(model) == plain
+    assert proposed
+    assert proposed <= set(IDS.tolist())  # type: ignore[arg-type]  # one axis
     target.detach()
     assert target.draft_head(mx.zeros((1, 1, 64))).shape[-1] == VOCAB

@@ -4,11 +4,12 @@ import json
 
 import pytest
 
-from dflash_mlx.events import Block, Event, Finished, Prefilled
+from dflash_mlx.events import Block, Event, Finished, Prefilled, Prefilling
 
 EVENTS: list[Event] = [
+    Prefilling(done=3, total=7),
     Prefilled((5,), "a", prompt_tokens=7, seconds=0.25),
-    Block((1, 2), "b\n🙂", drafted=4, accepted=1, seconds=0.5, wait_seconds=0.25),
+    Block((1, 2), "b\n🙂", drafted=4, accepted=1, rejected=(8, 9, 7), seconds=0.5, wait_seconds=0.25),
     Finished((), "", "cancelled"),
 ]
 

@@ -17,7 +17,7 @@ def run(*args: str, stdin: str | None = None) -> subprocess.CompletedProcess[str
 
 
 def test_text_goes_to_stdout_and_statistics_to_stderr() -> None:
-    done = run("def main(argv):\n", "--raw", "--dequantize", "--max-tokens", "40")
+    done = run("def main(argv):\n", "--raw", "--dequantize", "--max-tokens", "40", "--block-size", "5")
     assert done.returncode == 0
     assert "target dequantized to float32" in done.stderr
     assert "tau " in done.stderr
@@ -28,7 +28,7 @@ def test_text_goes_to_stdout_and_statistics_to_stderr() -> None:
 
 
 def test_json_is_one_object_and_plain_gives_the_same_tokens() -> None:
-    args = ("-", "--raw", "--dequantize", "--max-tokens", "30", "--json")
+    args = ("-", "--raw", "--dequantize", "--max-tokens", "30", "--json", "--block-size", "5")
     replies = [json.loads(run(*args, *extra, stdin="import os\n").stdout) for extra in ((), ("--plain",))]
     speculative, plain = replies
     assert set(speculative) == {
@@ -37,6 +37,7 @@ def test_json_is_one_object_and_plain_gives_the_same_tokens() -> None:
         "seed",
         "tokens",
         "finish_reason",
+        "fallbacks",
         "prompt_tokens",
         "tau",
         "cycles",
@@ -56,11 +57,13 @@ def test_json_is_one_object_and_plain_gives_the_same_tokens() -> None:
     [
         ([""], 2, "error: the prompt is empty"),
         (["x", "--block-size", "9"], 2, "error: block_size is 9"),
+        (["x", "--block-size", "some"], 2, "invalid block_size value: 'some'"),
         (["x", "--max-tokens", "0"], 2, "error: max_tokens is 0"),
         (["x", "--draft-bits", "3"], 2, "invalid choice: 3"),
         (["x", "--model", "/no/such"], 3, "error: '/no/such' is neither a folder nor a hub id"),
         (["x", "--draft", "/no/such"], 3, "error: '/no/such' is neither a folder nor a hub id"),
         (["x", "--revision", "main"], 3, "revision is 'main'"),
+        (["x", "--adapter", "/no/such"], 3, "error: '/no/such' is neither a folder nor a hub id"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_line(args: list[str], code: int, message: str) -> None:

@@ -50,7 +50,7 @@ def test_wheel_has_every_file_of_the_packages(wheel: Path) -> None:
         for path in root.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts and path.name != ".DS_Store"
     }
-    assert any(file.startswith("dflash_mlx/models/") for file in files)
+    assert any(file.startswith("dflash_mlx/demo/") for file in files)
     packed = zipfile.ZipFile(wheel).namelist()
     assert files == {file for file in packed if ".dist-info/" not in file}
 

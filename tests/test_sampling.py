@@ -20,6 +20,7 @@ from dflash_mlx.errors import UsageError
 from dflash_mlx.events import Block, Event, TokenLogprob
 from dflash_mlx.params import SamplingParams
 from dflash_mlx.sampling import Sampler
+from dflash_mlx.schedule import Fixed
 from dflash_mlx.target import Target
 
 LENGTH = 9
@@ -73,7 +74,7 @@ def test_speculation_changes_neither_tokens_nor_logprobs(family: str, settings: 
         plain = reply_of(target, params)
         reply = tokens_of(plain)
         drafter = Scripted(len(PROMPT), reply, scripts(seed)["random"])
-        speculative = reply_of(target, params, drafter=drafter, block_size=2 + seed % 7)
+        speculative = reply_of(target, params, drafter=drafter, policy=Fixed(2 + seed % 7))
         assert tokens_of(speculative) == reply
         assert logprobs_of(speculative) == logprobs_of(plain)
         assert len(logprobs_of(plain)) == LENGTH

@@ -1,5 +1,6 @@
 """The public API on the embedded pair."""
 
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from hub_server import COMMIT, hub_server
 from mlx_lm import stream_generate
 
 import dflash_mlx.session
@@ -19,6 +21,7 @@ from dflash_mlx import (
     OutOfMemoryError,
     PairError,
     Prefilled,
+    Prefilling,
     SamplingParams,
     Session,
     UsageError,
@@ -26,7 +29,7 @@ from dflash_mlx import (
     load,
 )
 from dflash_mlx.decode import Take
-from dflash_mlx.pairs import EMBEDDED
+from dflash_mlx.pairs import EMBEDDED, Pair, Shape
 from dflash_mlx.target.attach import Mixin, attach
 
 PARAMS = SamplingParams(max_tokens=48)
@@ -56,10 +59,10 @@ def test_the_embedded_pair_gives_mlx_lms_tokens_at_every_block_size(
 def test_the_quantized_pair_with_a_quantized_drafter_does_too(held_out: list[str], bits: int) -> None:
     session = load(EMBEDDED.target, draft_bits=bits)
     assert session.target.quantized
-    assert session.default_block_size == 5
+    assert session.largest_block == 5
     ids = session.encode(held_out[0])
     stock = [r.token for r in stream_generate(session.target.model, session.tokenizer, ids, max_tokens=24)]
-    result = session.generate(ids, SamplingParams(max_tokens=24))
+    result = session.generate(ids, SamplingParams(max_tokens=24), block_size=5)
     assert list(result.tokens) == stock
     assert any(c.accepted for c in result.cycles)
     assert any(c.accepted < c.drafted for c in result.cycles)
@@ -67,15 +70,22 @@ def test_the_quantized_pair_with_a_quantized_drafter_does_too(held_out: list[str
 
 def test_tau_on_held_out_code_is_at_least_2_9_at_block_5(pair: Session, held_out: list[str]) -> None:
     cycles = [
-        c for p in held_out for c in pair.generate(p, SamplingParams(max_tokens=64)).cycles if c.drafted
+        c
+        for p in held_out
+        for c in pair.generate(p, SamplingParams(max_tokens=64), block_size=5).cycles
+        if c.drafted
     ]
     assert sum(c.accepted + 1 for c in cycles) / len(cycles) >= 2.9
 
 
 def test_a_result_adds_up(pair: Session, held_out: list[str]) -> None:
-    result = pair.generate(held_out[1], PARAMS)
+    result = pair.generate(held_out[1], PARAMS, block_size=5)
     drafted = [c for c in result.cycles if c.drafted]
     assert result.tau == sum(c.accepted + 1 for c in drafted) / len(drafted)
+    assert all(c.drafted == c.accepted + len(c.rejected) for c in result.cycles)
+    judged = [c for c in drafted if c.rejected and c.committed > c.accepted]
+    assert judged
+    assert all(c.rejected[0] != c.tokens[-1] for c in judged)  # which the target chose instead
     assert result.finish_reason == "length"
     assert result.prompt_tokens == len(pair.encode(held_out[1]))
     assert result.prefill_seconds > 0 < result.decode_seconds
@@ -85,7 +95,7 @@ def test_a_result_adds_up(pair: Session, held_out: list[str]) -> None:
 
 
 def test_a_stream_is_one_prefilled_then_blocks_then_finished(pair: Session, held_out: list[str]) -> None:
-    events = list(pair.stream(held_out[0], PARAMS))
+    events = list(pair.stream(held_out[0], PARAMS, block_size=5))
     assert isinstance(events[0], Prefilled)
     assert all(isinstance(e, Block) for e in events[1:-1])
     assert isinstance(events[-1], Finished)
@@ -276,6 +286,48 @@ def test_what_cannot_be_loaded_is_refused_in_one_line(
     assert "\n" not in str(caught.value)
 
 
+def test_a_known_targets_drafter_is_fetched_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of the embedded target stands for a public one, with a hub that has its drafter."""
+    known = Pair(
+        "owner/demo-target",
+        "owner/demo-drafter",
+        Shape("qwen3_5", 256, 4, 2048),
+        revision=COMMIT,
+    )
+    monkeypatch.setattr("dflash_mlx.pairs.PUBLIC", (known,))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    target = shutil.copytree(EMBEDDED.target, tmp_path / "my-fine-tune")
+    drafter = {path.name: path.read_bytes() for path in Path(EMBEDDED.drafter).iterdir()}
+    reports: list[tuple[str, int, int]] = []
+    with hub_server({"owner/demo-drafter": drafter}) as hub:
+        hub.revisions = {COMMIT}
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
+        template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+        session = load(str(target), progress=lambda *report: reports.append(report))
+    total = sum(map(len, drafter.values()))
+    assert ("downloading owner/demo-drafter", total, total) in reports
+    assert reports[-1][0] == "loading weights"
+    assert f"owner/demo-drafter at commit {COMMIT}" in session.notes
+    assert any("chosen by the target's shape; it was made for demo-target" in note for note in session.notes)
+    tau = session.generate("import os\n", PARAMS, block_size=5).tau
+    assert tau is not None
+    assert tau > 1
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert load(str(target)).drafter is not None  # the hub is gone, the cache is not
+
+
+def test_damaged_weights_are_one_line(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(EMBEDDED.target, tmp_path / "model"))
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ModelError, match=r"cannot (read|load) the target") as caught:
+        load(str(folder), "none")
+    assert "\n" not in str(caught.value)
+
+
 def test_draft_bits_are_validated() -> None:
     with pytest.raises(UsageError, match="draft_bits is 3"):
         load(EMBEDDED.target, draft_bits=3)
@@ -283,7 +335,7 @@ def test_draft_bits_are_validated() -> None:
 
 def test_without_a_drafter_only_blocks_of_one_row_are_offered(held_out: list[str]) -> None:
     session = load(EMBEDDED.target, drafter="none", dequantize=True)
-    assert session.default_block_size == 1
+    assert session.largest_block == 1
     with pytest.raises(UsageError, match="there is no drafter"):
         session.stream("x", block_size=2)
     assert session.generate("x = ", SamplingParams(max_tokens=4)).tau is None
@@ -350,6 +402,8 @@ def test_the_prefill_step_is_one_setting_for_every_path(held_out: list[str]) -> 
     for speculative in (True, False):
         result = session.generate(ids, SamplingParams(max_tokens=16), speculative=speculative)
         assert list(result.tokens) == stock
+    told = [(e.done, e.total) for e in session.stream(ids, PARAMS) if isinstance(e, Prefilling)]
+    assert told == [(done, len(ids)) for done in range(8, len(ids) - 1, 8)]
     with pytest.raises(UsageError, match="prefill_step is 0"):
         load(prefill_step=0)
 

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from mlx_lm.utils import load_tokenizer
 
+from dflash_mlx.chat_template import CHANNELS
 from dflash_mlx.pairs import EMBEDDED
-from dflash_mlx.text import Detokenizer, Reply, Thinking, printable
+from dflash_mlx.terminal import printable
+from dflash_mlx.text import Detokenizer, Reply, Thinking
 
 TEXTS = [
     " leading space, trailing space ",
@@ -394,3 +396,49 @@ def test_every_control_character_but_newline_and_tab_is_removed() -> None:
     assert {char for char in kept if not char.isprintable() and char < "\xa0"} == {"\n", "\t"}
     assert not kept & set("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u200e\u200f")
     assert {" ", "~", "\u200d", "\u2014"} <= kept
+
+
+# --- channels ----------------------------------------------------------------------------------
+
+GPT_OSS, MUSE = CHANNELS.values()
+
+
+@pytest.mark.parametrize(
+    ("thinking", "reply"),
+    [
+        (
+            GPT_OSS,
+            "<|channel|>analysis<|message|>Let me\n\nsee.<|end|><|start|>assistant"
+            "<|channel|>commentary<|message|>One moment.<|end|><|start|>assistant"
+            "<|channel|>analysis<|message|> Right.<|end|><|start|>assistant"
+            "<|channel|>final<|message|> 42 <b>\n",
+        ),
+        (
+            MUSE,
+            "to=self<|message|>Let me\n\nsee.<|eom|>\n"
+            "<|start|>assistant to=commentary<|message|>One moment.<|eom|>\n"
+            "<|start|>assistant to=self<|message|> Right.<|eom|>\n"
+            "<|start|>assistant to=user<|message|> 42 <b>\n",
+        ),
+    ],
+)
+@pytest.mark.parametrize("seed", range(5))
+def test_messages_to_the_model_itself_are_reasoning(thinking: Thinking, reply: str, seed: int) -> None:
+    dice = random.Random(seed)
+    cuts = sorted(dice.sample(range(1, len(reply)), 12))
+    fake = Pieces(*(reply[a:b] for a, b in zip([0, *cuts], [*cuts, len(reply)], strict=True)))
+    read = Reply(fake, eos=frozenset([EOS]), thinking=thinking)
+    assert read.take([*fake.ids, EOS]) == (len(fake.ids) + 1, True)
+    assert read.finish() == ("One moment. 42 <b>\n", "Let me\n\nsee. Right.")
+
+
+def test_a_stop_string_in_a_message_to_the_model_itself_does_not_count() -> None:
+    fake = Pieces(
+        "<|channel|>analysis<|message|>stop",
+        "<|end|><|start|>assistant",
+        "<|channel|>final",
+        "<|message|>a stop b",
+    )
+    read = Reply(fake, eos=frozenset([EOS]), stop=("stop",), thinking=GPT_OSS)
+    assert read.take(fake.ids) == (4, True)
+    assert read.finish() == ("a ", "stop")

@@ -48,9 +48,32 @@ _PARTIAL_ROPE = {"type": "default", "rope_theta": 1e4, "partial_rotary_factor": 
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {"tie_word_embeddings": True}),
-    "llama": ("llama", {}),
+    "llama": (
+        "llama",
+        {
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            }
+        },
+    ),
     "qwen3_moe": ("qwen3_moe", _EXPERTS),
     "qwen3_5": ("qwen3_5", {**_DELTA, "rope_parameters": _PARTIAL_ROPE}),
+    "qwen3_5_moe": (  # so many experts that mlx-lm sorts the rows of a block of eight by them
+        "qwen3_5_moe",
+        {
+            **_DELTA,
+            **_EXPERTS,
+            "num_experts": 16,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 32,
+            "rope_parameters": _PARTIAL_ROPE,
+        },
+    ),
     "qwen3_next": (
         "qwen3_next",
         {**_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 64, "partial_rotary_factor": 0.25},
@@ -145,30 +168,43 @@ EXACT = {**FAMILIES, **ROW_WISE, **WINDOWED}
 """All of them: block verification and rollback give the bits of one token at a time."""
 
 
-def tiny_model(family: str, *, bits: int | None = None, seed: int = 0, **changes: Any) -> nn.Module:
-    """A random model of `family`: float32, or its linear layers quantized to `bits` in groups of 32.
+GROUPS = {"affine": 32, "mxfp4": 32, "nvfp4": 16, "mxfp8": 32}
+"""Quantization modes, and their weights per scale; affine could have others."""
+
+
+def tiny_model(
+    family: str, *, bits: int | None = None, mode: str = "affine", seed: int = 0, **changes: Any
+) -> nn.Module:
+    """A random model of `family`: float32, or its linear layers quantized to `bits`.
 
     `changes` replace entries of its config.
     """
     name, extra = EXACT[family]
+    return random_model(name, {**_BASE, **extra, **changes}, bits=bits, mode=mode, seed=seed)
+
+
+def random_model(
+    name: str, config: dict[str, Any], *, bits: int | None = None, mode: str = "affine", seed: int = 0
+) -> nn.Module:
+    """A random model of mlx-lm's module `name`."""
     module = importlib.import_module(f"mlx_lm.models.{name}")
-    model: nn.Module = module.Model(
-        module.ModelArgs.from_dict({**_BASE, **extra, **changes, "model_type": name})
-    )
+    model: nn.Module = module.Model(module.ModelArgs.from_dict({**config, "model_type": name}))
     mx.random.seed(seed)
     parameters: Any = tree_flatten(model.parameters())
     weights = [(path, _random_weight(path, weight)) for path, weight in parameters]
     model.load_weights(weights)
     if bits is not None:
-        nn.quantize(model, group_size=32, bits=bits, class_predicate=lambda _, m: _divisible(m))
+        nn.quantize(model, GROUPS[mode], bits, mode=mode, class_predicate=lambda _, m: _divisible(m))
     model.eval()
     mx.eval(model.parameters())
     return model
 
 
-def tiny_target(family: str, *, bits: int | None = None, layer_ids: Sequence[int] = (0, 2)) -> Target:
+def tiny_target(
+    family: str, *, bits: int | None = None, mode: str = "affine", layer_ids: Sequence[int] = (0, 2)
+) -> Target:
     """The same, ready for speculation."""
-    target = Target(tiny_model(family, bits=bits), context_length=4096)
+    target = Target(tiny_model(family, bits=bits, mode=mode), context_length=4096)
     target.attach(layer_ids)
     return target
 

@@ -1,1 +1,1 @@
-"""`python -m dflash_mlx.benchmark`: measurements that anyone can repeat."""
+"""`python -m dflash_mlx.benchmark`: plain against speculative decoding, so that the result cannot flatter."""

@@ -1,19 +1,12 @@
-"""Which measurement."""
+"""The command; `benchmark NAME` runs one of the smaller ones."""
 
-import argparse
 import sys
-from collections.abc import Sequence
 
-from dflash_mlx.benchmark import kernels
+from dflash_mlx.benchmark import calibrate, command, kernels
 
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the measurement's exit code."""
-    p = argparse.ArgumentParser(prog="python -m dflash_mlx.benchmark", description="Measure this machine.")
-    p.add_argument("what", choices=["kernels"], help="kernels: of verify passes, against MLX's own ops")
-    _, rest = p.parse_known_args(argv)
-    return kernels.main(rest)
-
+COMMANDS = {"calibrate": calibrate.main, "kernels": kernels.main}
+"""What can follow `benchmark`."""
 
 if __name__ == "__main__":
-    sys.exit(main())
+    name, *rest = sys.argv[1:] or [""]
+    sys.exit(COMMANDS[name](rest) if name in COMMANDS else command.main(sys.argv[1:]))

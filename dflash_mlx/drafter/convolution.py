@@ -26,18 +26,21 @@ class DynamicConvolution(nn.Module):
     def enter(self, x: mx.array) -> tuple[mx.array, mx.array]:
         """Convolve the sub-layer's input `[B, L, H]`; also returns the dynamic weights for `leave`."""
         weights = self.kernel_projection(x)
-        weights = weights.reshape(*x.shape[:2], 2, self.kernel_size, self.groups)  # [B, L, 2, K, H/G]
-        return self._convolve(x, self.base_kernel[0], weights[:, :, 0]), weights[:, :, 1]
+        first, second = mx.split(weights, 2, axis=-1)  # [B, L, K * H/G] each
+        return self._convolve(x, self.base_kernel[:1], first), second
 
     def leave(self, y: mx.array, weights: mx.array) -> mx.array:
         """Convolve the sub-layer's output `[B, L, H]` with the weights that `enter` predicted."""
-        return self._convolve(y, self.base_kernel[1], weights)
+        return self._convolve(y, self.base_kernel[1:], weights)
 
     def _convolve(self, x: mx.array, base: mx.array, dynamic: mx.array) -> mx.array:
-        grouped = x.reshape(*x.shape[:2], self.groups, -1)  # [B, L, H/G, G]
-        base = base.reshape(self.kernel_size, self.groups, -1).astype(x.dtype)  # [K, H/G, G]
-        out = (base[0] + dynamic[:, :, 0, :, None]) * grouped
+        """`base` is `[1, K, H]`, `dynamic` `[B, L, K * H/G]`. Splits are views; an index would copy."""
+        grouped = x.reshape(*x.shape[:2], 1, self.groups, -1)  # [B, L, 1, H/G, G]
+        base = base.reshape(1, 1, self.kernel_size, self.groups, -1).astype(x.dtype)
+        dynamic = dynamic.reshape(*x.shape[:2], self.kernel_size, self.groups, 1)
+        weights = mx.split(base + dynamic, self.kernel_size, axis=2)  # K times [B, L, 1, H/G, G]
+        out = weights[0] * grouped
         for tap in range(1, self.kernel_size):
-            shifted = mx.pad(grouped, [(0, 0), (tap, 0), (0, 0), (0, 0)])[:, : x.shape[1]]
-            out = out + (base[tap] + dynamic[:, :, tap, :, None]) * shifted
+            shifted = mx.pad(grouped, [(0, 0), (tap, 0), (0, 0), (0, 0), (0, 0)])[:, : x.shape[1]]
+            out = out + weights[tap] * shifted
         return out.reshape(x.shape)

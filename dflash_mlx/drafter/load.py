@@ -66,7 +66,7 @@ def read_config(folder: Path) -> DrafterConfig:
     path = folder / "config.json"
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
     if not isinstance(raw, dict):
         raise ConfigError(f"{path} holds a {type(raw).__name__}, expected a JSON object")
@@ -107,6 +107,8 @@ def _bare(name: str) -> str:
 def _check_tensors(folder: Path, weights: dict[str, mx.array], model: DrafterModel) -> None:
     parameters: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
     expected = {name: tensor.shape for name, tensor in parameters.items()}
+    # Quantized weights are integers, in the file as in the network.
+    kinds = {name: mx.issubdtype(tensor.dtype, mx.floating) for name, tensor in parameters.items()}
     found = {name: tensor.shape for name, tensor in weights.items()}
     problems = [f"{name} is missing" for name in sorted(expected.keys() - found.keys())]
     problems += [f"{name} is not part of the network" for name in sorted(found.keys() - expected.keys())]
@@ -114,6 +116,11 @@ def _check_tensors(folder: Path, weights: dict[str, mx.array], model: DrafterMod
         f"{name} has shape {list(found[name])}, expected {list(expected[name])}"
         for name in sorted(expected.keys() & found.keys())
         if found[name] != expected[name]
+    ]
+    problems += [
+        f"{name} holds {str(weights[name].dtype).removeprefix('mlx.core.')} numbers"
+        for name in sorted(expected.keys() & found.keys())
+        if mx.issubdtype(weights[name].dtype, mx.floating) != kinds[name]
     ]
     if problems:
         more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""

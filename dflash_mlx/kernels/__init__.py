@@ -2,7 +2,7 @@
 
 from dflash_mlx.kernels.attention import Attention, row_groups, sdpa_plan
 from dflash_mlx.kernels.chip import Chip, Device
-from dflash_mlx.kernels.choice import MOST_ROWS, Choice, Kernels, Layer, Route, Walker
+from dflash_mlx.kernels.choice import MOST_ROWS, Choice, Kernels, Layer, Matrix, Route, Walker
 
 __all__ = [
     "MOST_ROWS",
@@ -12,6 +12,7 @@ __all__ = [
     "Device",
     "Kernels",
     "Layer",
+    "Matrix",
     "Route",
     "Walker",
     "row_groups",

@@ -1,17 +1,24 @@
-"""One choice per linear layer: our kernel where it is exact here, else MLX's own op, row by row."""
+"""One choice per linear layer: our kernel where it holds here, else MLX's own op, row by row.
+
+In exact numerics a kernel has the bits of MLX's own op on one row. In fast numerics layers that can take the
+tile, in plain steps too: there a row has the bits it has alone by the tile, which are not MLX's.
+"""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
-from dflash_metal import launch
+from dflash_metal import launch, tile
+from dflash_metal.agreement import OUTPUTS
+from dflash_metal.kernel import SMALLEST_ARRAY, Make
 
 from dflash_mlx.kernels.chip import Device
-from dflash_mlx.kernels.selftest import Format, SelfTest, Verdict, quantized_matmul
+from dflash_mlx.kernels.selftest import Format, SelfTest, TileFormat, Verdict, quantized_matmul
 
 MOST_ROWS = max(launch.ROWS)
 Walker = Callable[..., mx.array]
@@ -23,6 +30,7 @@ class Route(Enum):
 
     STOCK = "MLX's own op"
     BLOCK = "qmv_block"
+    TILE = "qmm_block"
     ROWS = "MLX's own op, row by row"
 
 
@@ -46,11 +54,31 @@ class Layer:
 
 
 @dataclass(frozen=True)
+class Matrix:
+    """A quantized `[N, K]`, as `mx.quantize` makes it."""
+
+    w: mx.array
+    scales: mx.array
+    biases: mx.array
+    group_size: int
+    bits: int
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How the tile is used: what its matrix unit multiplies, and whether `qmm_few` has its bits here."""
+
+    operands: mx.Dtype
+    has_few: bool
+
+
+@dataclass(frozen=True)
 class Choice:
     """A route and, where it is not ours, why not."""
 
     route: Route
     reason: str = ""
+    tile: Tile | None = None
 
 
 @dataclass(frozen=True)
@@ -59,23 +87,53 @@ class Kernels:
 
     Args:
         device: where they run.
+        fast: whether layers may take the tile.
         make: `mx.fast.metal_kernel` or a stand-in.
         one_row: MLX's own product, whose bits a kernel must have.
         folder: where verdicts are kept; None: the user's cache folder.
+        outputs: of the layer on which `qmm_few` is compared with the tile.
     """
 
     device: Device = field(default_factory=Device.here)
-    make: launch.Make = mx.fast.metal_kernel
+    fast: bool = False
+    make: Make = mx.fast.metal_kernel
     one_row: Callable[..., mx.array] = quantized_matmul
     folder: Path | None = None
+    outputs: int = OUTPUTS
 
     @property
     def selftest(self) -> SelfTest:
         """The judge of this device's kernels."""
-        return SelfTest(self.device, self.make, self.one_row, self.folder)
+        return SelfTest(self.device, self.make, self.one_row, self.folder, self.outputs)
 
     def choose(self, layer: Layer) -> Choice:
-        """How a layer should compute a verify pass. May run the self-test of its format."""
+        """How a layer should compute a verify pass. May run the self-tests of its format."""
+        problem = ""
+        if self.fast and self.device.chip is not None:
+            found, problem = self._tile(layer)
+            if found is not None:
+                return Choice(Route.TILE, tile=found)
+        choice = self._exact(layer)
+        return replace(choice, reason=f"no tile: {problem}") if problem and not choice.reason else choice
+
+    def _tile(self, layer: Layer) -> tuple[Tile | None, str]:
+        """How the tile would compute a layer, or None and why it does not."""
+        if layer.bits is None or layer.mode != "affine":
+            return None, ""
+        shape = (layer.K, layer.N, layer.group_size, layer.bits, layer.dtype)
+        if refused := tile.qmm_block_refuses(*shape):
+            return None, refused
+        assert self.device.chip is not None
+        verdict = Verdict(False)
+        # Where the GPU or its compiler has no matrices of the layer's type, float holds the same values.
+        for operands in {tile.operand_type(layer.dtype, self.device.chip.generation): 0, mx.float32: 0}:
+            form = TileFormat(layer.bits, layer.group_size, layer.dtype, operands)
+            verdict = self.selftest.tile(form)
+            if verdict.ok:
+                return Tile(operands, self.selftest.few(form).ok), ""
+        return None, f"it failed its self-test: {verdict}"
+
+    def _exact(self, layer: Layer) -> Choice:
         if not self.device.metal:
             return Choice(Route.STOCK, "there is no GPU")
         if layer.bits is None:
@@ -96,36 +154,35 @@ class Kernels:
         fast = launch.is_fast(layer.K, layer.N, layer.bits, self._float_sums)
         return self.selftest.qmv_block(Format(layer.bits, layer.group_size, layer.dtype, fast))
 
-    def matmul(
-        self, x: mx.array, w: mx.array, scales: mx.array, biases: mx.array, group_size: int, bits: int
-    ) -> mx.array:
-        """Rows `[M, K]` times a quantized `[N, K]`: `[M, N]`, each row with the bits it has alone.
+    def product(self, choice: Choice, x: mx.array, matrix: Matrix) -> mx.array:
+        """Rows `[M, K]` times a matrix: `[M, N]`, each row with the bits it has alone.
 
         More rows than the kernel takes are shared out evenly.
         """
         rows = x.shape[0]
-        parts = -(-rows // MOST_ROWS)
+        parts = -(-rows // max(tile.TILE_ROWS if choice.tile else launch.ROWS))
         bounds = [rows * part // parts for part in range(parts + 1)]
-        products = [
-            launch.qmv_block(
-                x[start:end],
-                w,
-                scales,
-                biases,
-                group_size=group_size,
-                bits=bits,
-                float_sums=self._float_sums,
-                make=self.make,
-            )
-            for start, end in pairwise(bounds)
-        ]
+        products = [self._part(choice.tile, x[start:end], matrix) for start, end in pairwise(bounds)]
         return products[0] if parts == 1 else mx.concatenate(products)
+
+    def _part(self, way: Tile | None, x: mx.array, matrix: Matrix) -> mx.array:
+        arrays = x, matrix.w, matrix.scales, matrix.biases
+        known: dict[str, Any] = {
+            "group_size": matrix.group_size,
+            "bits": matrix.bits,
+            "make": self.make,
+        }
+        if way is None:
+            return launch.qmv_block(*arrays, **known, float_sums=self._float_sums)
+        if way.has_few and x.shape[0] in tile.FEW_ROWS:
+            return tile.qmm_few(*arrays, **known)
+        return tile.qmm_block(*arrays, **known, operands=way.operands)
 
     def walker(self, candidates: int, rank: int, dtype: mx.Dtype) -> tuple[Walker | None, str]:
         """What walks a drafter's candidates in one launch, or None and why not. May run its self-test."""
         if not self.device.metal:
             return None, "there is no GPU"
-        if not launch.SMALLEST_ARRAY <= candidates <= launch.MOST_CANDIDATES or rank < launch.SMALLEST_ARRAY:
+        if not SMALLEST_ARRAY <= candidates <= launch.MOST_CANDIDATES or rank < SMALLEST_ARRAY:
             return (
                 None,
                 f"{candidates} candidates of rank {rank}: the kernel takes 8 to 32, of rank 8 and more",

@@ -12,7 +12,9 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from dflash_metal import launch, reference
+from dflash_metal import launch, reference, tile
+from dflash_metal.agreement import OUTPUTS, agreement, differing_values
+from dflash_metal.kernel import Kernel, Make
 
 from dflash_mlx import memo
 from dflash_mlx.kernels.chip import Device
@@ -60,24 +62,48 @@ def quantized_matmul(
 
 
 @dataclass(frozen=True)
+class TileFormat:
+    """What a variant of qmm_block is compiled for, but for the rows."""
+
+    bits: int
+    group_size: int
+    dtype: mx.Dtype
+    operands: mx.Dtype
+
+    def __str__(self) -> str:
+        kinds = [str(dtype).rpartition(".")[2] for dtype in (self.dtype, self.operands)]
+        return f"{self.bits} bits, groups of {self.group_size}, {kinds[0]} by {kinds[1]}"
+
+
+@dataclass(frozen=True)
 class SelfTest:
     """Tries kernels on random data; fields as those of `Kernels`."""
 
     device: Device
-    make: launch.Make
+    make: Make
     one_row: Callable[..., mx.array]
     folder: Path | None = None
+    outputs: int = OUTPUTS
 
     def qmv_block(self, form: Format, *, again: bool = False) -> Verdict:
         """2 to 8 rows against `one_row`, bit for bit."""
-        return self._judge(launch.QMV_BLOCK, str(form), lambda: self._block_differs(form), again)
+        return self._judge((launch.QMV_BLOCK,), str(form), lambda: self._block_differs(form), again)
+
+    def tile(self, form: TileFormat, *, again: bool = False) -> Verdict:
+        """Up to 16 rows against each alone, bit for bit, and against the true product."""
+        return self._judge((tile.QMM_BLOCK,), f"qmm_block, {form}", lambda: self._tile_differs(form), again)
+
+    def few(self, form: TileFormat, *, again: bool = False) -> Verdict:
+        """Whether `qmm_few` has the bits of a tile that passed: the order inside a matrix step decides."""
+        kernels = tile.QMM_BLOCK, tile.QMM_FEW
+        return self._judge(kernels, f"qmm_few, {form}", lambda: self._few_differs(form), again)
 
     def selector_walk(self, candidates: int, rank: int, dtype: mx.Dtype, *, again: bool = False) -> Verdict:
         """Paths through random candidates against the same in numpy."""
         kind = str(dtype).rpartition(".")[2]
         name = f"selector_walk, {candidates} candidates, rank {rank}, {kind}"
         return self._judge(
-            launch.SELECTOR_WALK, name, lambda: self._walk_differs(candidates, rank, dtype), again
+            (launch.SELECTOR_WALK,), name, lambda: self._walk_differs(candidates, rank, dtype), again
         )
 
     def common(self) -> dict[str, Verdict]:
@@ -91,11 +117,11 @@ class SelfTest:
         return {**verdicts, "selector_walk, 16 candidates": walk}
 
     def _judge(
-        self, kernel: launch.Kernel, name: str, differs: Callable[[], str | None], again: bool
+        self, kernels: tuple[Kernel, ...], name: str, differs: Callable[[], str | None], again: bool
     ) -> Verdict:
         key = {
             "kernel": name,
-            "source": hashlib.sha256((kernel.header + kernel.body).encode()).hexdigest(),
+            "source": hashlib.sha256("".join(k.header + k.body for k in kernels).encode()).hexdigest(),
             "architecture": self.device.architecture,
             "system": self.device.system,
             "mlx": self.device.mlx,
@@ -133,9 +159,46 @@ class SelfTest:
                 float_sums=launch.sums_in_float(self.device.mlx),
                 make=self.make,
             )
-            if wrong := _differing(block, alone[:rows]):
+            if wrong := differing_values(block, alone[:rows]):
                 return f"{form}: with {rows} rows, {wrong} of {block.size} values differ from MLX's"
         return None
+
+    def _tile_differs(self, form: TileFormat) -> str | None:
+        """What differs, or None."""
+        K, N = 8 * form.group_size, 74
+        keys = mx.random.split(mx.random.key(K + form.bits), 2)
+        x = mx.random.normal((16, K), key=keys[0]).astype(form.dtype)
+        weight = (mx.random.normal((N, K), key=keys[1]) * 0.05).astype(form.dtype)
+        w, scales, biases = mx.quantize(weight, form.group_size, form.bits)
+
+        def product(rows: mx.array) -> mx.array:
+            known: dict[str, Any] = {"group_size": form.group_size, "bits": form.bits, "make": self.make}
+            return tile.qmm_block(rows, w, scales, biases, **known, operands=form.operands)
+
+        alone = mx.concatenate([product(x[i : i + 1]) for i in range(16)])
+        for rows in (2, 7, 8, 9, 16):
+            if wrong := differing_values(product(x[:rows]), alone[:rows]):
+                return f"with {rows} rows, {wrong} values differ from those of rows alone"
+        x, scales, biases = (array.astype(mx.float32) for array in (x, scales, biases))
+        weight = mx.dequantize(w, scales, biases, form.group_size, form.bits)
+        # Rounding to bfloat16 moves a value by 2^-9 of it at most.
+        far = mx.abs(alone.astype(mx.float32) - x @ weight.T) > mx.abs(x) @ mx.abs(weight).T / 256
+        count: Any = far.sum().item()
+        return f"{count} values are far from the true product" if count else None
+
+    def _few_differs(self, form: TileFormat) -> str | None:
+        """What differs, or None."""
+        found = agreement(
+            form.dtype,
+            group_size=form.group_size,
+            bits=form.bits,
+            operands=form.operands,
+            outputs=self.outputs,
+            make=self.make,
+        )
+        return (
+            None if found.holds else f"{found.differing:,} of {found.values:,} values differ from the tile's"
+        )
 
     def _walk_differs(self, candidates: int, rank: int, dtype: mx.Dtype) -> str | None:
         """What differs, or None. Small integers: sums of them are exact in any order."""
@@ -162,10 +225,3 @@ class SelfTest:
         if np.array_equal(np.array(path), expected):
             return None
         return f"selector_walk goes {path.tolist()}, not {expected.tolist()}"
-
-
-def _differing(a: mx.array, b: mx.array) -> int:
-    """Values that differ in any bit."""
-    bits = mx.uint32 if a.dtype == mx.float32 else mx.uint16
-    count: Any = (a.view(bits) != b.view(bits)).sum().item()
-    return int(count)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -13,8 +13,9 @@ from dflash_mlx.target.caches import Cache, block_mask, is_cache, keys_seen
 class Call:
     """Its arguments.
 
-    Rows are the arrays `[1, L, *]`; arrays of two or four axes and strings are masks; a pair of arrays
-    `[1, heads, n, head_dim]` is the keys and values of another layer.
+    Rows are the arrays `[1, L, *]` of numbers, the first of them of three axes. Arrays `[L, 1]` are factors
+    of the rows, integers are the position of the first; other arrays and strings are masks
+    `[*, L, context + L]`; a pair of arrays `[1, heads, n, head_dim]` is the keys and values of another layer.
     """
 
     args: tuple[Any, ...]
@@ -27,7 +28,7 @@ class Call:
     @property
     def rows(self) -> int:
         """L."""
-        return next(int(v.shape[1]) for v in self._values if _is_rows(v))
+        return next(int(v.shape[1]) for v in self._values if isinstance(v, mx.array) and v.ndim == 3)
 
     @property
     def cache(self) -> Cache | None:
@@ -51,27 +52,40 @@ class Call:
         return self._map(lambda v: cache if is_cache(v) else v)
 
     def first(self, rows: int) -> "Call":
-        """The call on the first `rows` rows; a lone sequence has no explicit mask to cut."""
-        assert not any(isinstance(v, mx.array) and not _is_rows(v) for v in self._values)
-        return self._map(lambda v: v[:, :rows] if _is_rows(v) else v)
+        """The call on the first `rows` rows."""
+        return self._map(lambda v: _part(v, 0, rows, self.rows))
 
     def part(self, start: int, end: int) -> "Call":
         """The call on some rows, which are the cache's next, under the mask that the cache has for them."""
+        total = self.rows
         if self.shared is not None:
-            return self._map(lambda v: _shared_part(v, start, end, self.rows))
+            return self._map(lambda v: _part(v, start, end, total))
         mask = block_mask(self.cache, end - start)
-        return self._map(lambda v: v[:, start:end] if _is_rows(v) else mask if _is_mask(v) else v)
+        return self._map(lambda v: mask if _is_mask(v, total) else _part(v, start, end, total))
 
     def _map(self, change: Callable[[Any], Any]) -> "Call":
         return Call(tuple(map(change, self.args)), {k: change(v) for k, v in self.kwargs.items()})
 
 
-def _is_rows(value: object) -> bool:
-    return isinstance(value, mx.array) and value.ndim == 3
+def _is_rows(value: object, rows: int) -> bool:
+    of_rows = isinstance(value, mx.array) and value.ndim > 2 and value.shape[1] == rows
+    return of_rows and cast(mx.array, value).dtype != mx.bool_
 
 
-def _is_mask(value: object) -> bool:
-    return isinstance(value, str) or (isinstance(value, mx.array) and value.ndim in (2, 4))
+def _is_factors(value: object, rows: int) -> bool:
+    return isinstance(value, mx.array) and value.shape == (rows, 1)
+
+
+def _is_position(value: object) -> bool:
+    if isinstance(value, mx.array):
+        return value.ndim == 0
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_mask(value: object, rows: int) -> bool:
+    if isinstance(value, mx.array):
+        return value.ndim > 1 and not _is_rows(value, rows) and not _is_factors(value, rows)
+    return isinstance(value, str)
 
 
 def is_keys_values(value: object) -> bool:
@@ -79,17 +93,21 @@ def is_keys_values(value: object) -> bool:
     return isinstance(value, tuple) and len(value) == 2 and all(getattr(v, "ndim", 0) == 4 for v in value)
 
 
-def _shared_part(value: Any, start: int, end: int, rows: int) -> Any:
-    """An argument of a call on another layer's keys, for some of its rows: what comes later is cut off."""
+def _part(value: Any, start: int, end: int, rows: int) -> Any:
+    """An argument for some of the call's rows, all keys before those given: what comes later is cut off."""
     later = rows - end
     if is_keys_values(value):
         return tuple(held[:, :, : held.shape[2] - later] for held in value)
-    if _is_rows(value):
+    if _is_rows(value, rows):
         return value[:, start:end]
+    if _is_factors(value, rows):
+        return value[start:end]
+    if _is_position(value):
+        return value + start
     if isinstance(value, str):
         return value if end - start > 1 else None
-    if isinstance(value, mx.array):  # a mask, or the position of the first row
-        return value[..., start:end, : value.shape[-1] - later] if value.ndim else value + start
+    if _is_mask(value, rows):
+        return value[..., start:end, : value.shape[-1] - later]
     return value
 
 
@@ -97,3 +115,12 @@ def residual(out: Any) -> mx.array:
     """A module's output rows; some families return a tuple that begins with them."""
     rows: mx.array = out[0] if isinstance(out, tuple) else out
     return rows
+
+
+def by_row(run: Callable[..., Any], *rows: mx.array, size: int = 1) -> Any:
+    """`run` on `size` rows `[1, L, ...]` at a time; what is several arrays, as of fused layers, stays so."""
+    starts = range(0, rows[0].shape[1], size)
+    parts = [run(*(array[:, start : start + size] for array in rows)) for start in starts]
+    if isinstance(parts[0], mx.array):
+        return mx.concatenate(parts, axis=1)
+    return [mx.concatenate(list(part), axis=1) for part in zip(*parts, strict=True)]

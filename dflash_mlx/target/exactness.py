@@ -11,6 +11,7 @@ import mlx.core as mx
 from dflash_mlx.target.target import Target
 
 EXACT = "exact"
+FAST = "fast numerics: speculation changes no token, but plain decoding has other last bits than mlx-lm's"
 CONTEXT = 8
 
 

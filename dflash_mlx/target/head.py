@@ -1,42 +1,61 @@
-"""A part of a target's head: the rows of chosen token ids."""
+"""A target's head: hidden states to logits, of every token id or of chosen ones."""
+
+from copy import copy
+from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 from mlx import nn
+from mlx.utils import tree_flatten
 
-from dflash_mlx.drafter.model import Head
+KINDS = (nn.Linear, nn.Embedding, nn.QuantizedLinear, nn.QuantizedEmbedding)
+"""What has a row for each token id, and nothing else."""
+
+PARTS = ("weight", "scales", "biases", "bias")
 
 
-def rows_of(head: nn.Module, ids: mx.array) -> Head:
-    """The head for these ids `[n]` alone: hidden states `[..., H]` -> logits `[..., n]`.
+@dataclass(frozen=True)
+class TargetHead:
+    """The module that makes logits. It holds no array, whose graph would keep replaced weights alive.
 
-    The rows are gathered once, quantized ones as they are.
-
-    Args:
-        head: a linear layer, or the embedding that serves as one.
+    Attributes:
+        module: a linear layer, or an embedding; an adapter around one.
+        tied: whether it is the embedding, which is a head too.
     """
-    # Anything else (an adapter around a layer, say) is asked for all rows.
-    if type(head) not in (nn.Linear, nn.Embedding, nn.QuantizedLinear, nn.QuantizedEmbedding):
-        whole: Head = head.as_linear if hasattr(head, "as_linear") else head
-        return lambda hidden: whole(hidden)[..., ids]
-    rows = {
-        name: head[name][ids] for name in ("weight", "scales", "biases", "bias") if head.get(name) is not None
-    }
-    bias = rows.get("bias")
 
-    def logits(hidden: mx.array) -> mx.array:
-        if "scales" in rows:
-            out = mx.quantized_matmul(
-                hidden,
-                rows["weight"],
-                scales=rows["scales"],
-                biases=rows.get("biases"),
-                transpose=True,
-                group_size=head.group_size,
-                bits=head.bits,
-                mode=head.mode,
-            )
-        else:
-            out = hidden @ rows["weight"].T
-        return out if bias is None else out + bias
+    module: nn.Module
+    tied: bool
 
-    return logits
+    def __call__(self, hidden: mx.array) -> mx.array:
+        """Hidden states `[..., H]` -> logits `[..., V]`, without what the model does to the logits after."""
+        module: Any = self.module
+        logits: mx.array = module.as_linear(hidden) if self.tied else module(hidden)
+        return logits
+
+    def rows(self, ids: mx.array) -> "TargetHead":
+        """The head for these ids `[n]` alone, -> logits `[..., n]`: quantized rows stay as they are."""
+        if type(self.module) not in KINDS:
+            return TargetHead(_Columns(self, ids), tied=False)
+        part = copy(self.module)
+        for name in PARTS:
+            if name in part:
+                part[name] = self.module[name][ids]
+        return TargetHead(part, self.tied)
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """Its weights."""
+        leaves: list[tuple[str, mx.array]] = tree_flatten(self.module.parameters())  # type: ignore[assignment]  # a list here
+        return [array for _, array in leaves]
+
+
+class _Columns(nn.Module):
+    """Some logits of a head of another kind, which is asked for all."""
+
+    def __init__(self, head: TargetHead, ids: mx.array) -> None:
+        super().__init__()
+        self.ids = ids
+        self._head = head  # a dataclass, whose weights are not counted as ours
+
+    def __call__(self, hidden: mx.array) -> mx.array:
+        return self._head(hidden)[..., self.ids]

@@ -1,10 +1,12 @@
 """Linear layers that give every row of a verify pass the bits it has alone.
 
-Which way each layer takes is `Kernels.choose`; outside verify passes every layer is mlx-lm's own.
+Which way each layer takes is `Kernels.choose`. In exact numerics every layer is mlx-lm's own outside verify
+passes; in fast numerics, layers that take the tile take it for lone rows too.
 """
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -12,6 +14,8 @@ from mlx import nn
 
 from dflash_mlx.kernels import Choice, Kernels, Layer, Route
 from dflash_mlx.target.attach import Mixin, Undo, attach
+from dflash_mlx.target.call import by_row
+from dflash_mlx.target.stacked import Product, Stack, siblings
 
 SORTED_FROM = 64
 """Chosen experts from which mlx-lm sorts them, which takes another kernel (models/switch_layers.py)."""
@@ -39,6 +43,14 @@ class Linears:
                 self._take(module, *self._choose(module), is_embedding=True)
             elif kernels.device.metal and _chooses_experts(module):
                 self.undos.append(attach(module, _Experts, _linears=self))
+        for module in model.modules():
+            for group in siblings(module):
+                self._stack(group)
+
+    @property
+    def uses_tile(self) -> bool:
+        """Whether any layer gives up MLX's bits."""
+        return any(choice.route is Route.TILE for _, choice in self.table)
 
     @property
     def fallbacks(self) -> tuple[str, ...]:
@@ -55,13 +67,23 @@ class Linears:
 
     def _take(self, module: nn.Module, layer: str, choice: Choice, *, is_embedding: bool = False) -> None:
         self.table[layer, choice] += 1
-        if choice.route is Route.BLOCK:
+        if choice.route in (Route.BLOCK, Route.TILE):
             mixin: type[Mixin] = _BlockHead if is_embedding else _BlockLinear
+            product = Product(self.kernels, choice, module)
+            self.undos.append(attach(module, mixin, _linears=self, _choice=choice, _compute=product))
         elif choice.route is Route.ROWS:
-            mixin = _RowHead if is_embedding else _RowLinear
-        else:
+            self.undos.append(attach(module, _RowHead if is_embedding else _RowLinear, _linears=self))
+
+    def _stack(self, modules: list[nn.Module]) -> None:
+        """Compute layers together that take the same way, in the same format."""
+        if not all(isinstance(module, _BlockLinear) for module in modules):
             return
-        self.undos.append(attach(module, mixin, _linears=self))
+        choices = {module._choice for module in modules}
+        if len(choices) > 1 or len({str(_layer(module)) for module in modules}) > 1:
+            return
+        stack = Stack(self.kernels, choices.pop(), modules)
+        for index, module in enumerate(modules):
+            object.__setattr__(module, "_compute", partial(stack.part, index))
 
 
 def _layer(module: nn.Module) -> Layer:
@@ -84,14 +106,6 @@ def _chooses_experts(module: nn.Module) -> bool:
     return any(type(child).__name__ in ("SwitchLinear", "QuantizedSwitchLinear") for child in children)
 
 
-def _by_row(run: Callable[..., mx.array], *rows: mx.array, size: int = 1) -> mx.array:
-    """`run` on `size` rows `[1, L, ...]` at a time."""
-    parts = [
-        run(*(array[:, start : start + size] for array in rows)) for start in range(0, rows[0].shape[1], size)
-    ]
-    return mx.concatenate(parts, axis=1)
-
-
 class _Attached(Mixin):
     """What the mixins share: nothing happens outside verify passes, or to a lone row."""
 
@@ -100,22 +114,33 @@ class _Attached(Mixin):
     def _is_block(self, x: mx.array) -> bool:
         return self._linears.active and x.ndim > 2 and x.shape[1] > 1
 
+
+class _Computed(_Attached):
+    """What is computed by our kernels: blocks, and by the tile lone rows too."""
+
+    _choice: Choice
+    _compute: Callable[[mx.array], mx.array]
+
     def _product(self, x: mx.array, stock: Callable[..., mx.array]) -> mx.array:
-        """`[1, L, K]` -> `[1, L, N]` by our kernel; anything else it was not chosen for, row by row."""
+        """`[1, L, K]` -> `[1, L, N]` by our kernel; what it was not chosen for, as ever or row by row."""
         module: Any = self
-        if x.ndim != 3 or x.shape[0] != 1 or x.dtype != module.scales.dtype:
-            return _by_row(stock, x)
-        weights = module.weight, module.scales, module.biases
-        product = self._linears.kernels.matmul(x[0], *weights, module.group_size, module.bits)
-        return product[None] + module.bias if "bias" in module else product[None]
+        takes = x.ndim == 3 and x.shape[0] == 1 and x.dtype == module.scales.dtype
+        if not self._is_block(x):
+            is_lone = takes and x.shape[1] == 1 and self._choice.route is Route.TILE
+            return self._biased(x) if is_lone else stock(x)
+        return self._biased(x) if takes else by_row(stock, x)
+
+    def _biased(self, x: mx.array) -> mx.array:
+        module: Any = self
+        product = self._compute(x)
+        return product + module.bias if "bias" in module else product
 
 
-class _BlockLinear(_Attached):
-    """Mixin of a linear layer that qmv_block computes."""
+class _BlockLinear(_Computed):
+    """Mixin of a linear layer."""
 
     def __call__(self, x: mx.array) -> mx.array:
-        stock = super().__call__
-        return self._product(x, stock) if self._is_block(x) else stock(x)
+        return self._product(x, super().__call__)
 
 
 class _RowLinear(_Attached):
@@ -123,23 +148,22 @@ class _RowLinear(_Attached):
 
     def __call__(self, x: mx.array) -> mx.array:
         stock = super().__call__
-        return _by_row(stock, x) if self._is_block(x) else stock(x)
+        return by_row(stock, x) if self._is_block(x) else stock(x)
 
 
-class _BlockHead(_Attached):
+class _BlockHead(_Computed):
     """Mixin of an embedding that is the head as well."""
 
     def as_linear(self, x: mx.array) -> mx.array:
-        stock = super().as_linear
-        return self._product(x, stock) if self._is_block(x) else stock(x)
+        return self._product(x, super().as_linear)
 
 
 class _RowHead(_Attached):
-    """The same, row by row."""
+    """Mixin of such an embedding whose own op takes the rows one at a time."""
 
     def as_linear(self, x: mx.array) -> mx.array:
         stock = super().as_linear
-        return _by_row(stock, x) if self._is_block(x) else stock(x)
+        return by_row(stock, x) if self._is_block(x) else stock(x)
 
 
 class _Experts(_Attached):
@@ -149,4 +173,4 @@ class _Experts(_Attached):
         stock = super().__call__
         if not self._is_block(x) or indices.size < SORTED_FROM:
             return stock(x, indices)
-        return _by_row(stock, x, indices, size=max(1, (SORTED_FROM - 1) // indices.shape[-1]))
+        return by_row(stock, x, indices, size=max(1, (SORTED_FROM - 1) // indices.shape[-1]))

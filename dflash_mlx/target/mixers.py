@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import mlx.core as mx
 from mlx import nn
+from mlx.utils import tree_flatten
 
 from dflash_mlx.kernels import Attention
 from dflash_mlx.target.attach import Mixin, attach
@@ -54,7 +55,7 @@ def find_mixers(model: nn.Module, layers: Sequence[nn.Module]) -> tuple[list[Cac
     found: list[Mixer] = []
     caches = make_cache(model)
     model(mx.array([CONTEXT]), cache=caches)
-    children = [c for layer in layers for c in layer.children().values() if isinstance(c, nn.Module)]
+    children = [child for layer in layers for child in _children(layer)]
     undos = [attach(child, _Witness, _found=found) for child in children]
     try:
         model(mx.array([ROWS]), cache=caches)
@@ -76,3 +77,9 @@ class _Witness(Mixin):
         elif call.shared is not None:
             self._found.append(Mixer(cast(nn.Module, self), None, call))
         return super().__call__(*args, **kwargs)
+
+
+def _children(layer: nn.Module) -> list[nn.Module]:
+    """The modules directly in a layer, those in lists included."""
+    named: Any = tree_flatten(layer.children(), is_leaf=lambda child: isinstance(child, nn.Module))
+    return [child for _, child in named]

@@ -6,6 +6,7 @@ its linears answering from memory. No formula is copied, no weight is read a sec
 projection's new input is never evaluated, because nobody asks for the result.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import mlx.core as mx
@@ -22,6 +23,7 @@ class Tape:
         self.mixer = mixer
         self.recording = False
         self.keep: int | None = None
+        self.answers: dict[int, Iterator[mx.array]] = {}
         self.clear()
         self.undos: list[Undo] = [attach(mixer, _RecordedMixer, _tape=self)]
         self.undos += [
@@ -32,13 +34,14 @@ class Tape:
 
     def clear(self) -> None:
         """Forget the last pass."""
-        self.outputs: dict[int, mx.array] = {}
+        self.outputs: dict[int, list[mx.array]] = {}  # of each linear, one for each of its calls
         self.call: Call | None = None
 
     def replay(self, keep: int) -> None:
         """Advance the mixer's cache, which stands before the block, over the block's first `keep` rows."""
         assert self.call is not None
         call = self.call.first(keep)
+        self.answers = {linear: iter(outputs) for linear, outputs in self.outputs.items()}
         self.keep = keep
         try:
             self.mixer(*call.args, **call.kwargs)
@@ -58,15 +61,19 @@ class _RecordedMixer(Mixin):
 
 
 class _RecordedLinear(Mixin):
-    """Mixin of a linear child: remembers its output, and answers with its first rows during a replay."""
+    """Mixin of a linear child: remembers its outputs, and answers with their first rows during a replay.
+
+    Some mixers call it once for all rows, others once for each.
+    """
 
     _tape: Tape
 
     def __call__(self, x: mx.array) -> mx.array:
         tape = self._tape
         if tape.keep is not None:
-            return tape.outputs[id(self)][:, : tape.keep]
+            answer = next(tape.answers[id(self)])
+            return answer[:, : tape.keep] if answer.ndim == 3 else answer
         out: mx.array = super().__call__(x)
         if tape.recording:
-            tape.outputs[id(self)] = out
+            tape.outputs.setdefault(id(self), []).append(out)
         return out

@@ -14,7 +14,7 @@ from mlx import nn
 from dflash_mlx.kernels import Device, row_groups
 from dflash_mlx.target.attach import Mixin, Undo, attach
 from dflash_mlx.target.caches import Cache, arrays, fork, is_recurrent
-from dflash_mlx.target.call import Call, is_keys_values, residual
+from dflash_mlx.target.call import Call, by_row, is_keys_values, residual
 from dflash_mlx.target.mixers import Mixer
 
 Parts = Callable[[Call], list[int]]
@@ -91,7 +91,7 @@ def _joined(outputs: Sequence[Any], later: int) -> Any:
     if is_keys_values(first):
         return tuple(_grown(held, grown, later) for held, grown in zip(first, last, strict=True))
     if isinstance(first, mx.array):
-        return mx.concatenate(list(outputs), axis=1) if first.ndim == 3 else first
+        return mx.concatenate(list(outputs), axis=1) if first.ndim > 2 else first
     return last
 
 
@@ -158,11 +158,11 @@ def _in_parts(module: nn.Module, call: Call, parts: Parts) -> mx.array:
 
 
 class _RowByRow(Mixin):
-    """Mixin of a linear layer: one matrix-vector product per row."""
+    """Mixin of a linear layer: one matrix-vector product per row; some layers are several in one."""
 
-    def __call__(self, x: mx.array) -> mx.array:
+    def __call__(self, x: mx.array) -> Any:
         one = super().__call__
-        return mx.concatenate([one(x[:, i : i + 1]) for i in range(x.shape[1])], axis=1)
+        return by_row(one, x) if x.ndim == 3 else one(x)
 
 
 def _device_is_row_exact() -> bool:

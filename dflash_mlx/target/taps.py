@@ -6,6 +6,7 @@ from typing import Any
 import mlx.core as mx
 from mlx import nn
 
+from dflash_mlx.errors import UnsupportedTargetError
 from dflash_mlx.target.attach import Mixin, Undo, attach
 from dflash_mlx.target.call import residual
 
@@ -22,7 +23,16 @@ class Taps:
         ]
 
     def take(self) -> mx.array:
-        """Hand over the outputs of the last pass, concatenated: `[B, L, len(ids) * H]`; nothing is kept."""
+        """Hand over the outputs of the last pass, concatenated: `[B, L, len(ids) * H]`; nothing is kept.
+
+        Raises:
+            UnsupportedTargetError: the model ran without calling one of the layers.
+        """
+        if missing := [i for i in self._ids if i not in self._outputs]:
+            raise UnsupportedTargetError(
+                f"layer {missing[0]} of this target is never called as a whole, so its output cannot be "
+                "tapped; decode it without a drafter (drafter 'none')"
+            )
         taken = mx.concatenate([self._outputs[i] for i in self._ids], axis=-1)
         self._outputs.clear()
         return taken

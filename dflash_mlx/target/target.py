@@ -1,17 +1,19 @@
 """A target model as the decode loop sees it: prefill, verify a block, commit a part of it."""
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import mlx.core as mx
 from mlx import nn
 
 from dflash_mlx.config import DrafterConfig
-from dflash_mlx.drafter.model import Head
-from dflash_mlx.errors import PairError, UnsupportedTargetError
+from dflash_mlx.errors import DFlashError, PairError, UnsupportedTargetError, memory_errors, one_line
 from dflash_mlx.kernels import Kernels
 from dflash_mlx.target.caches import Cache, Checkpoint, check_rollback, is_recurrent, make_cache
+from dflash_mlx.target.eager import Eager
 from dflash_mlx.target.embedding import embedding_scale
-from dflash_mlx.target.head import rows_of
+from dflash_mlx.target.ends import find_ends
+from dflash_mlx.target.head import TargetHead
 from dflash_mlx.target.linears import Linears
 from dflash_mlx.target.mixers import find_mixers
 from dflash_mlx.target.replay import Tape
@@ -25,11 +27,9 @@ class Target:
 
     Attributes:
         model: the mlx-lm model.
-        text: the part of it that holds the decoder as `model` and, unless tied, `lm_head`.
         context_length: positions that it was made for, or None where its config does not say.
-        quantized: whether any linear layer is quantized.
-        hidden_size, vocab_size: width of the residual stream and of the logits.
-        draft_head: the head as the attached drafter uses it.
+        quantized: whether any layer's weights are quantized, experts included.
+        vocab_size: width of the logits.
         kernels: what the linear layers of a verify pass are computed with.
     """
 
@@ -38,21 +38,16 @@ class Target:
     ) -> None:
         self.model = model
         self.context_length = context_length
-        self.quantized = any(isinstance(m, nn.QuantizedLinear) for m in model.modules())
-        self.text = _text_model(model)
-        # Lazy: nothing but shapes is asked for, which are right for tied, padded and quantized modules alike.
-        embedded = self.text.model.embed_tokens(mx.array([[0]]))
-        self.hidden_size: int = embedded.shape[-1]
-        self.vocab_size: int = self.head(embedded).shape[-1]
-        self._embedding_scale = embedding_scale(
-            model, self.text.model.embed_tokens, self.layers[0], self.hidden_size
-        )
-        self.draft_head: Head = self.head
+        self.quantized = any("scales" in m for m in model.modules())
+        self._ends = find_ends(model)
+        self.vocab_size = self._ends.vocab_size
         self.kernels = kernels or Kernels()
         self._linears: Linears | None = None
         self._taps: Taps | None = None
+        self._eager: Eager | None = None
         self._tapes: list[Tape] = []
         self._row_wise: list[RowWise] = []
+        self._draft_head: TargetHead | None = None
         self._checkpoint: Checkpoint | None = None
 
     @property
@@ -62,35 +57,37 @@ class Target:
         return layers
 
     @property
-    def final_norm(self) -> nn.Module:
-        """The norm before the head, whatever this family calls it.
+    def norm(self) -> nn.Module | None:
+        """The final norm, if it is a module."""
+        return self._ends.norm
 
-        Raises:
-            UnsupportedTargetError: there is none beside the layers, or more than one.
-        """
-        beside = [part for part in self.text.model.children().values() if isinstance(part, nn.Module)]
-        norms = [part for part in beside if "weight" in part and part.weight.shape == (self.hidden_size,)]
-        if len(norms) != 1:
-            raise UnsupportedTargetError(
-                f"found {len(norms)} norms between the layers and the head of {type(self.model).__module__}, "
-                "expected one: no drafter can be trained for this family"
-            )
-        return norms[0]
+    @cached_property
+    def hidden_size(self) -> int:
+        """Width of the residual stream."""
+        embedding, _ = self._ends.known()
+        # Lazy: nothing but the shape is asked for, which is right for quantized modules too.
+        return int(embedding(mx.array([[0]])).shape[-1])
 
     def embed(self, tokens: mx.array) -> mx.array:
         """Token ids `[B, L]` -> input embeddings `[B, L, H]`, with the target's own scale."""
-        embedded: mx.array = self.text.model.embed_tokens(tokens)
+        embedded: mx.array = self._ends.known()[0](tokens)
         return embedded if self._embedding_scale == 1 else embedded * self._embedding_scale
 
     def head(self, hidden: mx.array) -> mx.array:
         """Final hidden states `[B, L, H]` -> logits `[B, L, V]`; the head may be tied or quantized."""
-        head = self.text.lm_head if "lm_head" in self.text else self.text.model.embed_tokens.as_linear
-        logits: mx.array = head(hidden)
-        return logits
+        return self._ends.known()[1](hidden)
 
-    def head_rows(self, ids: mx.array) -> Head:
+    def head_rows(self, ids: mx.array) -> TargetHead:
         """The head for these token ids `[n]` alone: hidden states `[..., H]` -> logits `[..., n]`."""
-        return rows_of(self.text.lm_head if "lm_head" in self.text else self.text.model.embed_tokens, ids)
+        return self._ends.known()[1].rows(ids)
+
+    def draft_head(self, hidden: mx.array) -> mx.array:
+        """As `head`, for the token ids alone that the attached drafter proposes from, if it lists any."""
+        return self.head(hidden) if self._draft_head is None else self._draft_head(hidden)
+
+    @cached_property
+    def _embedding_scale(self) -> float:
+        return embedding_scale(self.model, self._ends.known()[0], self.layers[0], self.hidden_size)
 
     # --- attaching a drafter ------------------------------------------------------------------
 
@@ -125,28 +122,58 @@ class Target:
             head_ids: the token ids that the drafter proposes from; None: all.
 
         Raises:
-            UnsupportedTargetError: some cache cannot be rolled back exactly. The model is left as it was.
+            UnsupportedTargetError: some cache cannot be rolled back exactly, or this family's layers or ends
+                are out of reach. The model is left as it was.
         """
         self.detach()
+        try:
+            with memory_errors():
+                self._attach(layer_ids, head_ids)
+        except DFlashError:
+            self.detach()
+            raise
+        except Exception as error:  # a family that is not as the probes expect may raise anything
+            self.detach()
+            raise UnsupportedTargetError(
+                f"this target cannot be prepared for a drafter: {one_line(error)}; decode it without one "
+                "(drafter 'none')"
+            ) from error
+
+    def _attach(self, layer_ids: Sequence[int], head_ids: mx.array | None) -> None:
+        self._ends.known()
+        if head_ids is not None:  # first: its rows are those of the head as mlx-lm loaded it
+            self._draft_head = self.head_rows(head_ids)
+            mx.eval(self._draft_head.arrays)
+        self._taps = Taps(self.layers, layer_ids)
         caches, mixers = find_mixers(self.model, self.layers)
+        if (width := self._taps.take().shape[2:]) != (len(layer_ids) * self.hidden_size,):
+            raise UnsupportedTargetError(
+                f"this target's layers hand on rows of shape {list(width)}, not of the embedding's "
+                f"{self.hidden_size} channels; decode it without a drafter (drafter 'none')"
+            )
         recurrent = [m for m in mixers if is_recurrent(m.cache)]
         check_rollback(caches, replayed=[m.cache for m in recurrent])
-        if head_ids is not None:  # first: its rows are those of the head as mlx-lm loaded it
-            self.draft_head = self.head_rows(head_ids)
         self._row_wise = find_row_wise(mixers, self.kernels.device)
-        self._linears = Linears(self.model, self.kernels)
+        self.attach_linears()
         covered = {id(rows.module) for rows in self._row_wise}
         self._tapes = [Tape(m.module) for m in recurrent if id(m.module) not in covered]
-        self._taps = Taps(self.layers, layer_ids)
+        # On the CPU a processor that builds the graph faster has nothing to gain, and every hand-over costs.
+        if self.kernels.device.metal:
+            self._eager = Eager(self.layers)
+
+    def attach_linears(self) -> None:
+        """Give every linear layer its way of computing rows; part of `attach`, and of plain fast numerics."""
+        if self._linears is None:
+            self._linears = Linears(self.model, self.kernels)
 
     def detach(self) -> None:
         """Undo `attach`, what came last first."""
-        parts: list[Taps | Tape | RowWise | Linears | None]
-        parts = [*self._row_wise, self._linears, *self._tapes, self._taps]
+        parts: list[Eager | Taps | Tape | RowWise | Linears | None]
+        parts = [self._taps, *self._row_wise, self._linears, *self._tapes, self._eager]
         for undo in (undo for part in reversed(parts) if part for undo in reversed(part.undos)):
             undo()
-        self._taps, self._tapes, self._row_wise, self._linears = None, [], [], None
-        self.draft_head = self.head
+        self._taps, self._eager, self._linears, self._draft_head = None, None, None, None
+        self._tapes, self._row_wise = [], []
 
     @property
     def linears(self) -> Linears:
@@ -201,11 +228,3 @@ class Target:
             module.active = on
         if self._linears is not None:
             self._linears.active = on
-
-
-def _text_model(model: nn.Module) -> nn.Module:
-    """The part of an mlx-lm model that holds the decoder as `model` and, unless tied, `lm_head`."""
-    text = model.language_model if "language_model" in model else model
-    if "model" not in text or "embed_tokens" not in text.model:
-        raise PairError(f"no embedding found in {type(model).__module__}: this family is not supported")
-    return text

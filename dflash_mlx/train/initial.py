@@ -14,6 +14,7 @@ from dflash_mlx.drafter.model import DrafterModel
 from dflash_mlx.errors import UsageError
 from dflash_mlx.target.target import Target
 from dflash_mlx.train.job import Job, tapped_layers
+from dflash_mlx.train.respond import final_norm
 
 CONV_GROUP = 16
 TOP_K = 16
@@ -95,7 +96,7 @@ def new_drafter(config: DrafterConfig, target: Target, seed: int) -> DrafterMode
             if name in layer:
                 projection = layer[name].kernel_projection
                 projection.weight = mx.zeros_like(projection.weight)
-    _copy_fitting(model.norm, target.final_norm)
+    _copy_fitting(model.norm, final_norm(target))
     hidden = config.hidden_size
     mixed = mx.random.normal(model.fc.weight.shape) * (0.1 * hidden**-0.5)
     mixed[:, -hidden:] += mx.eye(hidden)

@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 import numpy as np
+from mlx import nn
 from mlx.utils import tree_map
 
+from dflash_mlx.errors import UnsupportedTargetError
 from dflash_mlx.target.caches import Cache
 from dflash_mlx.target.taps import Taps
 from dflash_mlx.target.target import Target
@@ -37,6 +39,20 @@ class Sampling:
 
 GREEDY = Sampling(rows=16, greedy_share=1.0, temperature=0.0)
 """What a drafter is measured on. Prompts of one length come from few templates: many small batches."""
+
+
+def final_norm(target: Target) -> nn.Module:
+    """The norm whose output the head is given.
+
+    Raises:
+        UnsupportedTargetError: this family does more than that between the two.
+    """
+    if target.norm is None:
+        raise UnsupportedTargetError(
+            "this target's head is not given what a norm puts out, so what it is given cannot be recorded: "
+            "no drafter can be trained for this family"
+        )
+    return target.norm
 
 
 def batch_prompts(prompts: Sequence[Sequence[int]], rows: int) -> list[list[int]]:
@@ -62,7 +78,7 @@ class Responder:
         self._target = target
         self._width = target.hidden_size
         self._stop_ids = list(stop_ids)
-        modules = [*target.layers, target.final_norm]
+        modules = [*target.layers, final_norm(target)]
         self._taps = Taps(modules, [*layer_ids, len(target.layers)])
 
     def __enter__(self) -> Responder:

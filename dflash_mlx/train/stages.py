@@ -27,6 +27,7 @@ from dflash_mlx.train.generate import Say, encode, generate, prompts_of
 from dflash_mlx.train.initial import choose_mask, drafter_config, new_drafter
 from dflash_mlx.train.job import Job, Workplace, write_text, writing
 from dflash_mlx.train.prompts import free_form_prompts
+from dflash_mlx.train.respond import final_norm
 from dflash_mlx.train.shards import Sample, load_samples
 
 STAGES = ("generate", "fit", "check")
@@ -174,7 +175,7 @@ def prepare(
     """
     target.attach([0])  # what speculation would refuse later is refused now
     target.detach()
-    target.final_norm  # noqa: B018  it raises
+    final_norm(target)
     if start_folder is not None:
         start = load_drafter(start_folder)
         target.check_fit(start.config)

@@ -1,43 +1,16 @@
-"""Launches the kernels: their names, template arguments and grids are known here and nowhere else.
-
-A .metal file is the header of its kernel and stays plain Metal; the body is one call of the template function
-that the file is named after. `make` is `mx.fast.metal_kernel` or a stand-in with its signature.
-"""
+"""Launches the exact kernels: their template arguments and grids are known here and nowhere else."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 
+from dflash_metal.kernel import SMALLEST_ARRAY, Kernel, Make, layer_refused, made
+
 ROWS = range(1, 9)  # that qmv_block takes
-BITS = (4, 8)
-GROUP_SIZES = (32, 64, 128)
 DTYPES = (mx.bfloat16, mx.float16, mx.float32)
 MOST_CANDIDATES = 32
-SMALLEST_ARRAY = 8  # elements: smaller ones are no device memory
-
-Make = Callable[..., Any]
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """How a kernel is declared to MLX."""
-
-    name: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    body: str
-
-    @property
-    def header(self) -> str:
-        return Path(__file__).with_name(f"{self.name}.metal").read_text(encoding="utf-8")
-
 
 QMV_BLOCK = Kernel(
     name="qmv_block",
@@ -54,18 +27,6 @@ SELECTOR_WALK = Kernel(
     "  selector_walk<T, C, R>(candidates, unary, noise, hidden, pred, succ, L, anchor, temperature, path,\n"
     "      scores, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);",
 )
-
-
-@cache
-def made(kernel: Kernel, make: Make) -> Any:
-    """The kernel as MLX made it; each combination of template arguments compiles once, when first called."""
-    return make(
-        name=f"dflash_{kernel.name}",
-        input_names=list(kernel.inputs),
-        output_names=list(kernel.outputs),
-        source=kernel.body,
-        header=kernel.header,
-    )
 
 
 def sums_in_float(mlx_version: str) -> bool:
@@ -85,21 +46,9 @@ def rows_per_simdgroup(M: int) -> int:
 
 def qmv_block_refuses(K: int, N: int, group_size: int, bits: int, dtype: mx.Dtype) -> str | None:
     """Why `qmv_block` cannot stand for MLX's one-row kernel of such a layer; None if it can."""
-    if bits not in BITS:
-        return f"{bits} bits: there is a kernel for 4 and 8"
-    if group_size not in GROUP_SIZES:
-        return f"groups of {group_size}: there is a kernel for 32, 64 and 128"
-    if dtype not in DTYPES:
-        return f"type {dtype}: there is a kernel for bfloat16, float16 and float32"
-    if K % group_size:
-        return f"{K} inputs are no multiple of the group of {group_size}"
     if K in (64, 128):
         return f"for {K} inputs MLX has a kernel of its own, which adds in another order"
-    if N * (K // group_size) < SMALLEST_ARRAY:
-        return f"{N * (K // group_size)} scales: fewer than {SMALLEST_ARRAY} are no device memory"
-    if N * K * bits // 8 >= 2**31:
-        return f"{N * K * bits // 8:,} bytes of weights: offsets in the kernel have 31 bits"
-    return None
+    return layer_refused(K, N, group_size, bits, dtype, DTYPES)
 
 
 def qmv_block(

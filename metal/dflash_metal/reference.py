@@ -52,6 +52,12 @@ def simd_sum(lanes: Float) -> Float:
     return lanes[..., 0]
 
 
+def unpacked(w: NDArray[np.uint32], bits: int) -> Float:
+    """The values in packed words `[N, words]`, lowest bits first: `[N, words * 32 / bits]`."""
+    shift = bits * np.arange(32 // bits, dtype=np.uint32)
+    return (w[:, :, None] >> shift & np.uint32(2**bits - 1)).reshape(len(w), -1).astype(np.float32)
+
+
 def qmv_block(
     x: Float,
     w: NDArray[np.uint32],
@@ -69,14 +75,12 @@ def qmv_block(
     N = w.shape[0]
     own = (2 if fast else 1) * 32 // bits  # consecutive k of a lane
     steps = -(-K // (LANES * own))
-    shift = bits * np.arange(32 // bits, dtype=np.uint32)
-    q = (w[:, :, None] >> shift & np.uint32(2**bits - 1)).reshape(N, K).astype(np.float32)
 
     def laid_out(values: Float) -> Float:  # [?, K] -> [?, steps, lanes, own], lanes beyond K are zero
         padded = np.pad(values, ((0, 0), (0, steps * LANES * own - K)))
         return padded.reshape(len(values), steps, LANES, own)
 
-    x, q = laid_out(flush(x)), laid_out(q)
+    x, q = laid_out(flush(x)), laid_out(unpacked(w, bits))
     scales = laid_out(np.repeat(flush(scales), group_size, axis=1))[..., 0]  # [N, steps, lanes]
     biases = laid_out(np.repeat(flush(biases), group_size, axis=1))[..., 0]
     result = np.zeros((M, N, LANES), np.float32)
@@ -110,6 +114,51 @@ def sum4(a: Float, b: Float, c: Float, d: Float, dtype: Dtype) -> Float:
     first = cast(flush(a + b), dtype)
     second = cast(flush(first + c), dtype)
     return cast(flush(second + d), dtype)
+
+
+def qmm_block(
+    x: Float,
+    w: NDArray[np.uint32],
+    scales: Float,
+    biases: Float,
+    *,
+    group_size: int,
+    bits: int,
+    simdgroups: int,
+    dtype: Dtype,
+    out: Dtype,
+) -> Float:
+    """`x [M, K]` times the packed `w [N, K * bits / 32]`: `[M, N]`, rows and outputs each on their own.
+
+    Takes it that a step of the matrix unit adds its eight products in ascending order, each with one
+    rounding; so does qmm_few. `dtype` is the type of x, `out` that of the result.
+    """
+    groups, fields = x.shape[1] // group_size, 32 // bits
+    offset = np.float32(0 if (bits, dtype) == (8, "bfloat16") else 2**bits)
+
+    def steps(values: Float) -> Float:  # [?, K] -> [?, groups, steps, places]
+        halves = values.reshape(len(values), groups, 4, group_size // 4 // fields, 2, fields // 2)
+        return halves.transpose(0, 1, 3, 5, 2, 4).reshape(len(values), groups, group_size // 8, 8)
+
+    x, q = steps(flush(x)), steps(unpacked(w, bits)) + offset
+    places = np.zeros_like(x[:, :, 0])
+    for step in range(group_size // 8):
+        places = flush(places + x[:, :, step])
+    while places.shape[-1] > 1:  # neighbours first
+        places = flush(places[..., ::2] + places[..., 1::2])
+    total = places[:, None, :, 0]  # [M, 1, groups]
+    acc = np.broadcast_to(-offset * total, (len(x), len(q), groups))
+    for step in range(group_size // 8):
+        for place in range(8):
+            acc = fma(x[:, None, :, step, place], q[None, :, :, step, place], acc)
+    result = np.zeros((simdgroups, len(x), len(q)), np.float32)
+    for group in range(groups):
+        part = result[group % simdgroups]
+        part[...] = fma(flush(scales[:, group]), acc[..., group], part)
+        part[...] = fma(flush(biases[:, group]), total[..., group], part)
+    for part in result[1:]:
+        result[0] = flush(result[0] + part)
+    return cast(result[0], out)
 
 
 def selector_walk(

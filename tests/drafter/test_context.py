@@ -149,7 +149,7 @@ def test_context_rows_sit_at_their_absolute_positions(window: int | None, split:
             assert_same(visible, np.concatenate([np.array(e) for e in each], axis=2))
 
 
-def test_block_rows_follow_the_context() -> None:
+def test_block_size_follow_the_context() -> None:
     ours = config()
     attention = network(ours).layers[0].self_attn
     rows = random_taps(ours, 4)[..., : ours.hidden_size]
@@ -162,7 +162,7 @@ def test_block_rows_follow_the_context() -> None:
 
 
 @pytest.mark.parametrize("layers", WINDOWED)
-def test_block_rows_never_enter_the_context(layers: str) -> None:
+def test_block_size_never_enter_the_context(layers: str) -> None:
     ours = config(**WINDOWED[layers])
     drafter, ends = Drafter(network(ours)), Ends(ours)
     drafter.extend(random_taps(ours, 20))
@@ -233,7 +233,7 @@ MASKS: dict[str, tuple[dict[str, Any], int, bool]] = {
 
 @pytest.mark.parametrize("context", [0, 1, 4, 5, 8, 9, 30])
 @pytest.mark.parametrize("case", MASKS)
-def test_block_rows_see_what_the_config_says(case: str, context: int) -> None:
+def test_block_size_see_what_the_config_says(case: str, context: int) -> None:
     changes, window, causal = MASKS[case]
     seen = visible_positions(config(**changes, sliding_window=9), context, rows=5)
     for row in range(5):

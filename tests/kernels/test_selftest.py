@@ -1,6 +1,7 @@
 """A kernel with a wrong bit, or one that does not compile, is found out, replaced, and talked about."""
 
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pretend
@@ -9,8 +10,10 @@ import pytest
 from dflash_mlx import SamplingParams, Session, load
 from dflash_mlx.generate import statistics
 from dflash_mlx.kernels import Layer, Route
+from dflash_mlx.kernels.choice import Tile
 from dflash_mlx.pairs import EMBEDDED
 from dflash_mlx.target import Target
+from dflash_mlx.target.stacked import siblings
 
 LAYER = Layer(K=1024, N=64, dtype=mx.float32, bits=4, group_size=64)
 PARAMS = SamplingParams(max_tokens=24)
@@ -26,7 +29,7 @@ def test_a_right_kernel_passes_once_and_is_remembered(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [{"architecture": "applegpu_g16s"}, {"mlx": "0.32.5"}])
-def test_another_chip_or_mlx_is_tried_again(tmp_path: Path, change: dict[str, str]) -> None:
+def test_another_chip_or_mlx_is_tried_again(tmp_path: Path, change: dict[str, Any]) -> None:
     maker = pretend.Maker()
     pretend.kernels(tmp_path, maker).choose(LAYER)
     pretend.kernels(tmp_path, maker, **change).choose(LAYER)
@@ -92,13 +95,60 @@ def test_the_common_formats_are_tried_again(tmp_path: Path) -> None:
     assert all(LOG in verdict.detail for verdict in again.values() if not verdict.ok)
 
 
+HALF = Layer(K=512, N=64, dtype=mx.bfloat16, bits=4, group_size=64)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "operands"), [("applegpu_g15s", mx.bfloat16), ("applegpu_g13g", mx.float32)]
+)
+def test_fast_numerics_take_the_tile(tmp_path: Path, architecture: str, operands: mx.Dtype) -> None:
+    choice = pretend.kernels(tmp_path, pretend.Maker(), architecture=architecture, fast=True).choose(HALF)
+    assert (choice.route, choice.reason) == (Route.TILE, "")
+    assert choice.tile == Tile(operands, has_few=True)
+
+
+def test_fast_numerics_leave_other_layers_exact(tmp_path: Path) -> None:
+    kernels = pretend.kernels(tmp_path, pretend.Maker(), fast=True)
+    choice = kernels.choose(LAYER)
+    assert choice.route is Route.BLOCK
+    assert "no tile: type" in choice.reason
+    assert pretend.kernels(tmp_path, pretend.Maker()).choose(HALF).route is Route.BLOCK
+
+
+def test_a_tile_that_does_not_compile_is_tried_with_float_matrices_and_then_left(tmp_path: Path) -> None:
+    class NoBfloatMatrix(pretend.Maker):
+        def __call__(self, *, name: str, **rest: object) -> object:
+            good, bad = super().__call__(name=name), pretend.Maker(problem=LOG)(name=name)
+
+            def run(*, template: list[tuple[str, object]], **arguments: object) -> object:
+                return (bad if ("O", mx.bfloat16) in template else good)(template=template, **arguments)
+
+            return run
+
+    choice = pretend.kernels(tmp_path / "a", NoBfloatMatrix(), fast=True).choose(HALF)
+    assert choice.tile == Tile(mx.float32, has_few=True)
+    wrong = pretend.kernels(tmp_path / "b", pretend.Maker(error=1.0), fast=True).choose(HALF)
+    assert wrong.route is Route.ROWS  # the other kernel is wrong as well
+    broken = pretend.kernels(tmp_path / "c", pretend.Maker(problem=LOG), fast=True)
+    assert "failed its self-test" in broken.choose(HALF).reason
+
+
+def test_a_twin_that_differs_from_the_tile_is_not_used(tmp_path: Path) -> None:
+    class OtherOrder(pretend.Maker):
+        def __call__(self, *, name: str, **rest: object) -> object:
+            return pretend.Maker(error=1e-3)(name=name) if "few" in name else super().__call__(name=name)
+
+    choice = pretend.kernels(tmp_path, OtherOrder(), fast=True).choose(HALF)
+    assert choice.tile == Tile(mx.bfloat16, has_few=False)
+
+
 def session(folder: Path, maker: pretend.Maker) -> Session:
     """The embedded pair as a Mac would load it."""
     here = load(EMBEDDED.target)
     assert here.drafter is not None
     target = Target(here.target.model, here.target.context_length, pretend.kernels(folder, maker))
     here.close()
-    return Session(target, here.tokenizer, here.drafter)
+    return Session(target, here.tokenizer, here.drafter, block_size=5)
 
 
 def test_the_pair_gives_the_same_tokens_with_and_without_its_kernels(
@@ -118,8 +168,10 @@ def test_the_pair_gives_the_same_tokens_with_and_without_its_kernels(
     cycles = sum(c.drafted > 0 for c in results[0].cycles)
     assert sum(count for (name, _), count in maker.calls.items() if name == "dflash_selector_walk") == cycles
     layers = sum(n for (_, choice), n in good.target.linears.table.items() if choice.route is Route.BLOCK)
-    assert layers > 10
-    assert sum(n for (name, _), n in maker.calls.items() if name == "dflash_qmv_block") == layers * cycles
+    together = sum(len(group) - 1 for m in good.target.model.modules() for group in siblings(m))
+    assert layers - together > 10
+    launches = sum(n for (name, _), n in maker.calls.items() if name == "dflash_qmv_block")
+    assert launches == (layers - together) * cycles
     assert not any("self-test" in line for line in good.fallbacks)
 
     assert results[1].fallbacks == bad.fallbacks

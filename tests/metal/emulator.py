@@ -54,6 +54,8 @@ FAULTS = (
     "divergent barrier",
     "more than 32 KB of threadgroup memory",
 )
+# In which a step of 8 x 8 matrices adds its products; Metal does not say. In the order of runtime.cpp.
+MATRIX_ORDERS = ("ascending", "descending", "pairwise", "halves")
 RED_ZONE = 1 << 16  # bytes that belong to nobody before and after each array
 
 
@@ -126,12 +128,12 @@ class Memory:
 class Emulator:
     """Keeps what it compiled in `folder`; `traffic` is of the last kernel that ran."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, matrix_order: str = "ascending") -> None:
         package = importlib.util.find_spec("ziglang")
         if package is None or package.origin is None:
             raise ImportError("the emulator needs ziglang: pip install 'dflash-chat[metal-tests]'")
         self.compiler = Path(package.origin).with_name("zig")
-        self.folder = folder
+        self.folder, self.matrix_order = folder, MATRIX_ORDERS.index(matrix_order)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.traffic = Traffic({}, {})
         self.gathered: set[str] | None = None
@@ -205,6 +207,7 @@ class Emulator:
             len(table),
             (ctypes.c_uint * 3)(*grid),
             (ctypes.c_uint * 3)(*threadgroup),
+            self.matrix_order,
             ctypes.byref(report),
         )
         self.traffic = Traffic(

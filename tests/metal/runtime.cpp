@@ -4,7 +4,8 @@
 // lane runs until it ends or waits in a simdgroup operation or a barrier. Loads and stores call touch()
 // first (clang's -fsanitize-coverage), so that a bad one is reported instead of done. The first fault ends
 // the run. Floats behave as on the GPU: denormals are flushed, simd_sum is a butterfly over lanes 1, 2, 4,
-// 8, 16 apart. One run at a time, on one thread; no library but libc.
+// 8, 16 apart. In which order a step of matrices adds is not known of any GPU; here one chooses. One run at a
+// time, on one thread; no library but libc.
 #include "metal_shim.h"
 
 extern "C" {
@@ -71,6 +72,9 @@ struct Report {
 
 namespace {
 
+// How a step of matrices adds eight products to c. As in emulator.py.
+enum MatrixOrder { ascending, descending, pairwise, halves };
+
 enum State { ready, in_simdgroup, in_barrier, ended };
 
 struct Lane {
@@ -79,6 +83,7 @@ struct Lane {
   State state;
   int operation, argument, line;
   float value;
+  metal::vec<float, 2> a, b, c;  // of matrices; c is also the result
   long allocated;  // of the threadgroup memory, by this lane's own count
 };
 
@@ -116,6 +121,7 @@ Entry entry;
 void** arguments;
 long argument_bytes;
 int group_number;
+int matrix_order;
 
 void leave() { emulator_switch(&current->stack_pointer, scheduler); }
 
@@ -217,16 +223,66 @@ void prepare(Lane& lane, char* stack) {
   lane.stack_pointer = top;
 }
 
+float chain(const float* a, const float* b, float c, int count, int step = 1) {
+  for (int k = step > 0 ? 0 : count - 1; k >= 0 && k < count; k += step) {
+    c = __builtin_fmaf(a[k], b[k], c);
+  }
+  return c;
+}
+
+// A row of a times a column of b, plus c.
+float matrix_step(const float* a, const float* b, float c) {
+  switch (matrix_order) {
+    case ascending:
+      return chain(a, b, c, 8);
+    case descending:
+      return chain(a, b, c, 8, -1);
+    case halves:
+      return c + chain(a, b, 0, 4) + chain(a + 4, b + 4, 0, 4);
+    default: {
+      float sums[4];
+      for (int k = 0; k < 4; k++) {
+        const float first = a[2 * k] * b[2 * k], second = a[2 * k + 1] * b[2 * k + 1];
+        sums[k] = first + second;
+      }
+      return c + ((sums[0] + sums[1]) + (sums[2] + sums[3]));
+    }
+  }
+}
+
+void multiply(Lane* simdgroup) {
+  float a[8][8], b[8][8];  // b by columns
+  for (int i = 0; i < 32; i++) {
+    const int row = simdgroup_float8x8::row(i), column = simdgroup_float8x8::column(i);
+    for (int e = 0; e < 2; e++) {
+      a[row][column + e] = simdgroup[i].a[e];
+      b[column + e][row] = simdgroup[i].b[e];
+    }
+  }
+  for (int i = 0; i < 32; i++) {
+    const int row = simdgroup_float8x8::row(i), column = simdgroup_float8x8::column(i);
+    for (int e = 0; e < 2; e++) {
+      simdgroup[i].c[e] = matrix_step(a[row], b[column + e], simdgroup[i].c[e]);
+    }
+    simdgroup[i].state = ready;
+  }
+}
+
 void exchange(Lane* simdgroup, int count) {
+  if (simdgroup[0].operation == operation_multiply) {
+    return multiply(simdgroup);
+  }
   float values[32];
   for (int i = 0; i < 32; i++) {
     values[i] = i < count ? simdgroup[i].value : 0;
   }
-  const bool is_sum = simdgroup[0].operation == operation_sum;
+  const int operation = simdgroup[0].operation;
+  const bool is_sum = operation == operation_sum;
   for (int mask = is_sum ? 1 : simdgroup[0].argument; mask < 32; mask = is_sum ? mask * 2 : 32) {
     float next[32];
     for (int i = 0; i < 32; i++) {
-      next[i] = is_sum ? values[i] + values[i ^ mask] : values[(i ^ mask) & 31];
+      const int from = operation == operation_down ? i + mask : (i ^ mask) & 31;
+      next[i] = is_sum ? values[i] + values[from] : from < 32 ? values[from] : __builtin_nanf("");
     }
     __builtin_memcpy(values, next, sizeof values);
   }
@@ -248,7 +304,8 @@ bool release_simdgroup(Lane* simdgroup, int count) {
   }
   for (int i = 0; i < count; i++) {
     const Lane &lane = simdgroup[i], &first = simdgroup[0];
-    if (lane.state != in_simdgroup || lane.operation != first.operation || lane.line != first.line ||
+    const bool part = count < 32 && lane.operation == operation_multiply;  // matrices need every lane
+    if (part || lane.state != in_simdgroup || lane.operation != first.operation || lane.line != first.line ||
         lane.argument != first.argument) {
       const Lane& at = lane.state == in_simdgroup ? lane : first;
       fail(divergent_simdgroup, &lane, at.line);
@@ -381,6 +438,23 @@ __bf16 __truncsfbf2(float value) {
   return result;
 }
 
+}  // extern "C"
+
+#define MULTIPLY(T)                                                                                       \
+  metal::vec<float, 2> emulator_multiply(metal::vec<T, 2> a, metal::vec<T, 2> b, metal::vec<float, 2> c, \
+                                         int line) {                                                      \
+    current->a = metal::vec<float, 2>{float(a[0]), float(a[1])};                                          \
+    current->b = metal::vec<float, 2>{float(b[0]), float(b[1])};                                          \
+    current->c = c;                                                                                       \
+    emulator_exchange(0, operation_multiply, 0, line);                                                    \
+    return current->c;                                                                                    \
+  }
+MULTIPLY(float)
+MULTIPLY(half)
+MULTIPLY(bfloat)
+
+extern "C" {
+
 #define TRACE(size)                                                                   \
   void __sanitizer_cov_load##size(void* address) { touch(address, size, false); }     \
   void __sanitizer_cov_store##size(void* address) { touch(address, size, true); }
@@ -390,15 +464,17 @@ TRACE(4)
 TRACE(8)
 TRACE(16)
 
-// Runs `run` for every thread of the grid, which is counted in threads. Faults end in `result`.
+// Runs `run` for every thread of the grid, which is counted in threads, with a MatrixOrder. Faults end in
+// `result`.
 void emulator_dispatch(Entry run, void** values, long value_count, Buffer* buffers, int buffer_count,
-                       const uint* grid_size, const uint* group_size, Report* result) {
+                       const uint* grid_size, const uint* group_size, int order, Report* result) {
   const unsigned mode = __builtin_ia32_stmxcsr();
   __builtin_ia32_ldmxcsr(mode | 0x8040);  // flush denormals, in and out
   entry = run;
   arguments = values;
   argument_bytes = value_count * sizeof(void*);
   report = result;
+  matrix_order = order;
   group_number = 0;
   memory_count = 0;
   stacks = (char*)malloc(stack_size * most_lanes);

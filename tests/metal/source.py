@@ -97,6 +97,7 @@ class Source:
             flags=re.M,
         )
         text = self.for_mlx(inputs, outputs, template).partition("\ntemplate [[host_name")[0]
+        text = re.sub(r"^#include <metal_\w+>$", "", text, flags=re.M)  # metal_shim.h is all of them
         values = []
         for i, (kind, _) in enumerate(self.parameters(inputs, outputs)):
             is_scalar = kind.endswith("&")

@@ -10,7 +10,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from dflash_metal import launch
+from dflash_metal import launch, tile
+from dflash_metal.kernel import Kernel, Make
 
 from metal.conftest import Backend
 from metal.emulator import Emulator, MetalError
@@ -18,7 +19,7 @@ from metal.layers import Layer, differing, floats
 from metal.test_selector_walk import Draft
 
 
-def planted(emulator: Emulator, right: str, wrong: str) -> launch.Make:
+def planted(emulator: Emulator, right: str, wrong: str) -> Make:
     """Makes kernels with one piece of their source replaced."""
 
     def make(**kernel: Any) -> Any:
@@ -243,10 +244,13 @@ def test_threads_of_a_threadgroup(emulator: Emulator) -> None:
         run(emulator, "  o[0] = a[0];", threadgroup=(1025, 1, 1))
 
 
-@pytest.mark.parametrize("kernel", [launch.QMV_BLOCK, launch.SELECTOR_WALK], ids=lambda kernel: kernel.name)
+KERNELS = (launch.QMV_BLOCK, launch.SELECTOR_WALK, tile.QMM_BLOCK, tile.QMM_FEW)
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 def test_source_is_the_one_that_mlx_compiles(
     emulator: Emulator,
-    kernel: launch.Kernel,
+    kernel: Kernel,
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -258,6 +262,16 @@ def test_source_is_the_one_that_mlx_compiles(
                 x, *w, group_size=64, bits=4, float_sums=True, make=make, verbose=True
             ),
             [layer.x[:5], layer.w, layer.scales, layer.biases],
+        ),
+        "qmm_block": (
+            lambda make, x, *w: tile.qmm_block(
+                x, *w, group_size=64, bits=4, operands=mx.float32, make=make, verbose=True
+            ),
+            [layer.x[:5], layer.w, layer.scales, layer.biases],
+        ),
+        "qmm_few": (
+            lambda make, x, *w: tile.qmm_few(x, *w, group_size=64, bits=4, make=make, verbose=True),
+            [layer.x[:2], layer.w, layer.scales, layer.biases],
         ),
         "selector_walk": (
             lambda make, *draft: partial(launch.selector_walk, anchor=17, make=make, verbose=True)(*draft),
@@ -277,8 +291,7 @@ def test_source_is_the_one_that_mlx_compiles(
 
 def test_kernels_are_what_their_files_say() -> None:
     folder = Path(launch.__file__).parent
-    kernels = [value for value in vars(launch).values() if isinstance(value, launch.Kernel)]
-    assert {f"{kernel.name}.metal" for kernel in kernels} == {path.name for path in folder.glob("*.metal")}
-    for kernel in kernels:
+    assert {f"{kernel.name}.metal" for kernel in KERNELS} == {path.name for path in folder.glob("*.metal")}
+    for kernel in KERNELS:
         assert f"METAL_FUNC void {kernel.name}(" in kernel.header
         assert f"{kernel.name}<" in kernel.body

@@ -8,6 +8,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 from dflash_metal import launch
+from dflash_metal.kernel import BITS, GROUP_SIZES
 
 from metal.conftest import Backend
 from metal.emulator import Emulator, to_numpy
@@ -25,8 +26,8 @@ def inputs(path: str, group_size: int) -> int:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("group_size", launch.GROUP_SIZES)
-@pytest.mark.parametrize("bits", launch.BITS)
+@pytest.mark.parametrize("group_size", GROUP_SIZES)
+@pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("path", ["fast", "general"])
 def test_every_row_has_the_bits_of_mlx(
     mlx_kernels: Oracle, emulator: Emulator, path: str, bits: int, group_size: int, dtype: mx.Dtype
@@ -72,7 +73,7 @@ def test_both_summations_differ_and_are_told_apart(mlx_kernels: Oracle) -> None:
 
 @pytest.mark.skipif(not mx.metal.is_available(), reason="no Metal device here")
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("bits", launch.BITS)
+@pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("path", ["fast", "general"])
 def test_every_row_is_that_of_mlx_on_this_device(path: str, bits: int, dtype: mx.Dtype) -> None:
     layer = Layer.random(1024, inputs(path, 64), group_size=64, bits=bits, dtype=dtype)
@@ -86,8 +87,8 @@ def test_every_row_is_that_of_mlx_on_this_device(path: str, bits: int, dtype: mx
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("group_size", launch.GROUP_SIZES)
-@pytest.mark.parametrize("bits", launch.BITS)
+@pytest.mark.parametrize("group_size", GROUP_SIZES)
+@pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("path", ["fast", "general"])
 def test_contract(backend: Backend, path: str, bits: int, group_size: int, dtype: mx.Dtype) -> None:
     layer = Layer.random(37, inputs(path, group_size), group_size=group_size, bits=bits, dtype=dtype)
@@ -107,14 +108,14 @@ def test_contract_with_the_older_summation(backend: Backend, dtype: mx.Dtype) ->
     assert differing(floats(y), layer.expected(float_sums=False)[:5]) == 0
 
 
-@pytest.mark.parametrize("bits", launch.BITS)
+@pytest.mark.parametrize("bits", BITS)
 def test_denormals_are_zeros(backend: Backend, bits: int) -> None:
     layer = Layer.random(37, 1024, group_size=64, bits=bits, dtype=mx.float32, size=1e-37)
     y = layer.block(8, backend.make)
     assert differing(floats(y), layer.expected()) == 0
 
 
-@pytest.mark.parametrize("bits", launch.BITS)
+@pytest.mark.parametrize("bits", BITS)
 def test_outputs_per_simdgroup_change_no_bit(backend: Backend, bits: int) -> None:
     layer = Layer.random(37, 1024, group_size=64, bits=bits, dtype=mx.bfloat16)
 
@@ -126,7 +127,7 @@ def test_outputs_per_simdgroup_change_no_bit(backend: Backend, bits: int) -> Non
     assert [differing(first, other) for other in others] == [0, 0, 0]
 
 
-@pytest.mark.parametrize("bits", launch.BITS)
+@pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("M", ROWS)
 def test_weights_are_read_once(emulator: Emulator, M: int, bits: int) -> None:
     """For any number of rows. Lanes that share a scale each load it; x is read once for every R outputs."""
@@ -176,7 +177,7 @@ def test_summation_by_version(release: str, in_float: bool) -> None:
 def test_the_documented_bytes_are_those_read(emulator: Emulator) -> None:
     """Else: what this test says belongs between the marks of the page."""
     lines = ["| bits | rows | packed weights | of their size | scales and biases | x |", "| --- " * 6 + "|"]
-    for bits in launch.BITS:
+    for bits in BITS:
         layer = Layer.random(48, 1024, group_size=64, bits=bits, dtype=mx.bfloat16)
         for M in ROWS:
             layer.block(M, emulator.metal_kernel)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import pytest
+from mlx import nn
 
 from dflash_mlx import SamplingParams, Session, load
-from dflash_mlx.kernels import Device, Kernels, Route
+from dflash_mlx.kernels import Choice, Device, Kernels, Matrix, Route
 from dflash_mlx.pairs import EMBEDDED
 from dflash_mlx.target import Target
 from dflash_mlx.target.attach import Mixin, attach
 from dflash_mlx.target.linears import Linears
+from dflash_mlx.target.stacked import matrix_of
 from metal.emulator import Emulator
 
 PARAMS = SamplingParams(max_tokens=10)
+EXACTLY = Choice(Route.BLOCK)
 
 
 class OneRow(Mixin):
@@ -31,9 +34,7 @@ class OneRow(Mixin):
         return super().as_linear(x) if x.shape[:-1] != (1, 1) else self._one(x)
 
     def _one(self, x: mx.array) -> mx.array:
-        layer: Any = self
-        weights = layer.weight, layer.scales, layer.biases
-        return self._linears.kernels.matmul(x[0], *weights, layer.group_size, layer.bits)[None]
+        return self._linears.kernels.product(EXACTLY, x[0], matrix_of(cast(nn.Module, self)))[None]
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +46,12 @@ def emulated(emulator: Emulator, tmp_path_factory: pytest.TempPathFactory) -> Se
     device = Device(True, "applegpu_g15s", "emulated", "0.32.4")
 
     def one_row(x: mx.array, *layer: Any) -> mx.array:
-        return Kernels(device, emulator.metal_kernel).matmul(x, *layer)
+        return Kernels(device, make=emulator.metal_kernel).product(EXACTLY, x, Matrix(*layer))
 
-    kernels = Kernels(device, emulator.metal_kernel, one_row, folder)
+    kernels = Kernels(device, make=emulator.metal_kernel, one_row=one_row, folder=folder)
     target = Target(here.target.model, here.target.context_length, kernels)
     here.close()
-    session = Session(target, here.tokenizer, here.drafter)
+    session = Session(target, here.tokenizer, here.drafter, block_size=5)
     for module in target.model.modules():
         if any(kind in type(module).__name__ for kind in ("_BlockLinear", "_BlockHead")):
             attach(module, OneRow)

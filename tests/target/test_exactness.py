@@ -13,6 +13,7 @@ from tiny import FAMILIES, Scripted, scripts, tiny_model, tiny_target
 from dflash_mlx.decode import decode
 from dflash_mlx.params import SamplingParams
 from dflash_mlx.sampling import Sampler
+from dflash_mlx.schedule import Fixed
 from dflash_mlx.target import Target
 from dflash_mlx.target.attach import Mixin, attach
 from dflash_mlx.target.exactness import EXACT, measure_exactness
@@ -58,7 +59,7 @@ def test_the_noise_would_have_changed_the_text() -> None:
         replies: list[list[int]] = []
         for block_size in (1, 4):
             drafter = Scripted(3, replies[0], scripts()["wrong"]) if replies else None
-            options: dict[str, Any] = {"drafter": drafter, "block_size": block_size, "max_tokens": 12}
+            options: dict[str, Any] = {"drafter": drafter, "policy": Fixed(block_size), "max_tokens": 12}
             sampler = Sampler(SamplingParams(), prompt, target.vocab_size)
             try:
                 events = list(decode(target, target.make_cache(), prompt, sampler, **options))

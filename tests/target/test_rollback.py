@@ -1,6 +1,5 @@
 """After every cycle the caches are, bit for bit, those of a cold run of one token at a time."""
 
-import random
 from typing import Any
 
 import mlx.core as mx
@@ -13,6 +12,7 @@ from mlx_lm.models.cache import (
     QuantizedKVCache,
     RotatingKVCache,
 )
+from prove import assert_exact, tokens
 from tiny import EXACT, FAMILIES, VOCAB, WINDOW, WINDOWED, tiny_model, tiny_target
 
 from dflash_mlx.errors import UnsupportedTargetError
@@ -22,13 +22,7 @@ from dflash_mlx.target.caches import arrays, check_rollback
 from dflash_mlx.target.rowwise import RowWise
 from dflash_mlx.target.window import WindowCache
 
-BLOCK = 8
 KEEPS = [8, 1, 2, 7, 3, 4, 6, 5, 1, 1, 8]
-
-
-def tokens(n: int, seed: int = 0) -> list[int]:
-    dice = random.Random(seed)
-    return [dice.randrange(VOCAB) for _ in range(n)]
 
 
 @pytest.mark.parametrize("bits", [None, 4, 8])
@@ -51,27 +45,6 @@ def test_windows_are_exact_when_their_buffer_is_compacted_in_every_other_block(
     monkeypatch.setattr(WindowCache, "step", 11)
     monkeypatch.setattr(WindowCache, "align", 4)
     assert_exact(tiny_target(family), context=12, keeps=KEEPS)
-
-
-def assert_exact(target: Target, context: int, keeps: list[int]) -> None:
-    block_caches, cold_caches = target.make_cache(), target.make_cache()
-    target.forward(mx.array(tokens(context)), block_caches)
-    target.forward(mx.array(tokens(context)), cold_caches)
-    for cycle, keep in enumerate(keeps):
-        block = tokens(BLOCK, seed=cycle + 1)
-        logits, taps = target.verify(mx.array(block), block_caches)
-        target.commit(keep, BLOCK)
-        cold = [target.forward(mx.array([token]), cold_caches) for token in block[:keep]]
-        assert taps is not None
-        for row, (cold_logits, cold_taps) in enumerate(cold):
-            assert cold_taps is not None
-            assert mx.array_equal(logits[row], cold_logits[0]), f"logits of row {row}, cycle {cycle}"
-            assert mx.array_equal(taps[:, row], cold_taps[:, 0]), f"taps of row {row}, cycle {cycle}"
-        held, expected = arrays(block_caches), arrays(cold_caches)
-        assert len(held) == len(expected) > 0
-        for index, (a, b) in enumerate(zip(held, expected, strict=True)):
-            assert a.shape == b.shape
-            assert mx.array_equal(a, b), f"cache array {index} after keeping {keep}"
 
 
 @pytest.mark.parametrize("family", EXACT)

@@ -1,0 +1,341 @@
+"""Chats on disk: one append-only JSON-lines file each, so that nothing that was said is ever lost.
+
+    {"type": "chat", "version": 1, "folder": …, …}         the first line
+    {"type": "user", "text": …, "time": …}                 a message
+    {"type": "part", "text": …, "reasoning": …}            a piece of the reply to it, as it comes
+    {"type": "end", "phase": …, "figures": {…}, …}         the reply is over
+    {"type": "rewind", "turns": n}                         from here on only the first n turns count
+    {"type": "title", "text": …}, {"type": "system", "text": …}
+
+A process that is killed leaves at most one torn last line, which is skipped; a reply without an `end` counts
+as stopped. A file that is open is locked, so that two programs never write into one chat.
+"""
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dflash_chat.state import ChatState, Reply, Turn
+from dflash_mlx.errors import UsageError
+
+VERSION = 1
+_USER = b'{"type": "user"'
+_TITLE = b'{"type": "title"'
+_REWIND = b'{"type": "rewind"'
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A chat in the list of chats."""
+
+    id: str
+    path: Path
+    title: str
+    folder: str
+    turns: int
+    time: float
+
+
+@dataclass
+class Saved:
+    """What a chat's file holds."""
+
+    folder: str
+    turns: list[Turn]
+    title: str = ""
+    system: str = ""
+
+
+def data_folder() -> Path:
+    """Where chats live: `~/Library/Application Support/dflash-chat` on macOS, XDG's folder elsewhere."""
+    from platformdirs import user_data_path
+
+    return user_data_path("dflash-chat", appauthor=False)
+
+
+class Chat:
+    """One chat's file, open for appending; it is made with the first line that is worth keeping.
+
+    Args:
+        path: the file; None keeps nothing.
+        folder: the folder that a new chat belongs to.
+    """
+
+    def __init__(self, path: Path | None, folder: str) -> None:
+        self.path = path
+        self.folder = folder
+        self._file: int | None = None
+
+    @property
+    def written(self) -> bool:
+        """Whether there is a file."""
+        return self._file is not None
+
+    def open(self) -> Saved:
+        """Read an existing chat and lock it.
+
+        Raises:
+            UsageError: the file cannot be read, is no chat, or another program has it open.
+        """
+        assert self.path is not None
+        try:
+            handle = os.open(self.path, os.O_RDWR | os.O_APPEND)
+        except OSError as error:
+            raise UsageError(f"cannot open the chat {self.path}: {error.strerror}") from None
+        try:
+            self._lock(handle)
+            data = self.path.read_bytes()
+            saved = read(data, self.path)
+        except BaseException:
+            os.close(handle)
+            raise
+        self._file = handle
+        self.folder = saved.folder
+        if data and not data.endswith(b"\n"):
+            os.write(handle, b"\n")  # what was torn stays a line of its own
+        return saved
+
+    def user(self, text: str) -> None:
+        """A message was sent."""
+        self._write({"type": "user", "text": text, "time": round(time.time(), 3)})
+
+    def part(self, text: str, reasoning: str) -> None:
+        """A piece of the reply to it."""
+        if text or reasoning:
+            self._write({"type": "part", "text": text, "reasoning": reasoning})
+
+    def end(self, reply: Reply) -> None:
+        """The reply is over."""
+        entry = {"type": "end", "phase": reply.phase, "error": reply.error, "figures": reply.figures()}
+        self._write({**entry, "time": round(time.time(), 3)})
+
+    def rewind(self, turns: int) -> None:
+        """Only the first `turns` turns count from here on; the others stay in the file."""
+        self._write({"type": "rewind", "turns": turns})
+
+    def title(self, text: str) -> None:
+        """The reader named the chat."""
+        self._write({"type": "title", "text": text})
+
+    def system(self, text: str) -> None:
+        """The system message changed."""
+        self._write({"type": "system", "text": text})
+
+    def delete(self) -> Path | None:
+        """Move the file to the folder of deleted chats, and say where it is now."""
+        self.close()
+        return None if self.path is None or not self.path.exists() else discard(self.path)
+
+    def close(self) -> None:
+        """Let another program have it."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        if self.path is None:
+            return
+        if self._file is None:
+            self._file = self._create(self.path)
+        os.write(self._file, json.dumps(entry).encode() + b"\n")
+
+    def _create(self, path: Path) -> int:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
+        self._lock(handle)
+        header = {"type": "chat", "version": VERSION, "id": path.stem, "folder": self.folder}
+        os.write(handle, json.dumps({**header, "time": round(time.time(), 3)}).encode() + b"\n")
+        return handle
+
+    def _lock(self, handle: int) -> None:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UsageError(
+                f"the chat {self.path} is open in another window; close it there, or start a new chat"
+            ) from None
+
+
+class Store:
+    """All chats of this user."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def new(self, folder: str) -> Chat:
+        """A chat that becomes a file when something is said."""
+        name = time.strftime("%Y-%m-%d-%H%M%S") + "-" + os.urandom(2).hex()
+        return Chat(self.folder / f"{name}.jsonl", folder)
+
+    def find(self, name: str) -> Chat:
+        """The chat of this id, unambiguous beginning of an id, or path.
+
+        Raises:
+            UsageError: there is none, or more than one.
+        """
+        if os.sep in name or name.endswith(".jsonl"):
+            return Chat(Path(name).expanduser(), "")
+        found = sorted(path for path in self.folder.glob("*.jsonl") if path.stem.startswith(name))
+        exact = [path for path in found if path.stem == name]
+        if len(exact or found) != 1:
+            what = f"{len(found)} chats begin with {name!r}" if found else f"there is no chat {name!r}"
+            raise UsageError(f"{what}; the chats are in {self.folder}")
+        return Chat((exact or found)[0], "")
+
+    def last(self, folder: str) -> Chat | None:
+        """The chat of this folder that was written last, or None."""
+        return next((Chat(each.path, folder) for each in self.all() if each.folder == folder), None)
+
+    def all(self) -> Iterator[Summary]:
+        """All chats, the one written last first. A file that is no chat is left out."""
+        found = []
+        for path in self.folder.glob("*.jsonl"):
+            try:
+                found.append((path.stat().st_mtime, path))
+            except OSError:
+                continue
+        for modified, path in sorted(found, reverse=True):
+            if summary := _summary(path, modified):
+                yield summary
+
+    def prompts(self, folder: str, chats: int = 5) -> list[str]:
+        """What was asked lately in this folder, oldest first."""
+        found: list[list[str]] = []
+        for summary in self.all():
+            if summary.folder == folder and len(found) < chats:
+                lines = summary.path.read_bytes().split(b"\n")
+                asked = (_entry(line) for line in lines if line.startswith(_USER))
+                found.append([_string(entry, "text") for entry in asked])
+        return [prompt for prompts in reversed(found) for prompt in prompts]
+
+
+def discard(path: Path) -> Path:
+    """Move a chat's file to the folder `deleted` beside it."""
+    target = path.parent / "deleted" / path.name
+    target.parent.mkdir(exist_ok=True, mode=0o700)
+    return path.replace(target)
+
+
+def read(data: bytes, path: Path) -> Saved:
+    """What the lines of a chat's file say, as far as they can be read.
+
+    Raises:
+        UsageError: the file does not begin like a chat, or is of a later version.
+    """
+    lines = data.split(b"\n")
+    header = _entry(lines[0])
+    if header.get("type") != "chat":
+        raise UsageError(f"{path} is not a chat of dflash-chat; its first line should say so")
+    if not isinstance(version := header.get("version"), int) or version > VERSION:
+        raise UsageError(f"{path} has version {version!r}, expected at most {VERSION}; update dflash-chat")
+    saved = Saved(_string(header, "folder"), [])
+    reader = _Reader(saved)
+    for line in lines[1:]:
+        reader.take(_entry(line))
+    reader.close_reply("stopped", "", {})
+    return saved
+
+
+class _Reader:
+    """Applies the lines of a file one by one."""
+
+    def __init__(self, saved: Saved) -> None:
+        self.saved = saved
+        self.prompt: str | None = None  # of the turn whose reply is being read
+        self.text: list[str] = []
+        self.reasoning: list[str] = []
+
+    def take(self, entry: dict[str, Any]) -> None:
+        match entry.get("type"):
+            case "user":
+                self.close_reply("stopped", "", {})
+                self.prompt = _string(entry, "text")
+            case "part":
+                self.text.append(_string(entry, "text"))
+                self.reasoning.append(_string(entry, "reasoning"))
+            case "end":
+                figures = entry.get("figures")
+                error, phase = _string(entry, "error"), _string(entry, "phase")
+                self.close_reply(phase, error, figures if isinstance(figures, dict) else {})
+            case "rewind":
+                self.close_reply("stopped", "", {})
+                if isinstance(turns := entry.get("turns"), int) and turns >= 0:
+                    del self.saved.turns[turns:]
+            case "title":
+                self.saved.title = _string(entry, "text")
+            case "system":
+                self.saved.system = _string(entry, "text")
+
+    def close_reply(self, phase: str, error: str, figures: dict[str, Any]) -> None:
+        if self.prompt is not None:
+            texts = "".join(self.text), "".join(self.reasoning)
+            self.saved.turns.append(Turn(self.prompt, Reply.from_figures(*texts, phase, error, figures)))
+        self.prompt, self.text, self.reasoning = None, [], []
+
+
+def _summary(path: Path, modified: float) -> Summary | None:
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    head, _, rest = data.partition(b"\n")
+    header = _entry(head)
+    if header.get("type") != "chat":
+        return None
+    title, asked, turns = "", "", 0
+    for line in rest.split(b"\n"):
+        if line.startswith(_USER):
+            turns += 1
+            asked = asked or _string(_entry(line), "text")
+        elif line.startswith(_REWIND):
+            kept = _entry(line).get("turns")
+            turns = min(turns, kept) if isinstance(kept, int) else turns
+        elif line.startswith(_TITLE):
+            title = _string(_entry(line), "text")
+    return Summary(path.stem, path, title or asked, _string(header, "folder"), turns, modified)
+
+
+def _entry(line: bytes) -> dict[str, Any]:
+    """The object on a line; an empty one for a line that is torn or foreign."""
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return {}
+    return entry if isinstance(entry, dict) else {}
+
+
+def _string(entry: dict[str, Any], key: str) -> str:
+    value = entry.get(key)
+    return value if isinstance(value, str) else ""
+
+
+def save(name: str, state: ChatState) -> Path:
+    """Write the conversation as Markdown into a new file, and say where it is.
+
+    Raises:
+        UsageError: there is such a file, or it cannot be written.
+    """
+    file = Path(name).expanduser()
+    try:
+        with file.open("x", encoding="utf-8", errors="replace") as out:
+            out.write(markdown(state.title, state.system, state.turns))
+    except FileExistsError:
+        raise UsageError(f"{file} is there already; choose another name") from None
+    except OSError as error:
+        raise UsageError(f"cannot write {file}: {error.strerror}") from None
+    return file.absolute()
+
+
+def markdown(title: str, system: str, turns: list[Turn]) -> str:
+    """The conversation as a Markdown document, for /save."""
+    parts = [f"# {title}"] if title else []
+    parts += [f"> {line}" for line in system.splitlines()]
+    for turn in turns:
+        quoted = "\n".join(f"> {line}" for line in turn.prompt.split("\n"))
+        parts += [f"**You**\n\n{quoted}", turn.reply.text or "*(no answer)*"]
+    return "\n\n".join(parts) + "\n"

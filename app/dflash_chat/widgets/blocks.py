@@ -1,0 +1,79 @@
+"""Finished pieces of a reply. Each is laid out once and never changes."""
+
+from functools import cache
+
+from markdown_it import MarkdownIt
+from pygments.util import ClassNotFound
+from textual.app import ComposeResult
+from textual.content import Content
+from textual.events import Mount
+from textual.highlight import highlight
+from textual.widgets import Markdown, Static
+from textual.widgets.markdown import MarkdownFence
+
+from dflash_chat.blocks import Block, Code, Prose
+
+SEAM = 30  # lines before a piece of code that its colours depend on
+
+
+@cache
+def _parser() -> MarkdownIt:
+    # What looks like HTML is shown: a reply is no web page, and Textual would drop it.
+    return MarkdownIt("gfm-like", {"html": False})
+
+
+class Fence(MarkdownFence):
+    """A fence inside a list or a quote. Without a language it stays plain: a guess is often wrong."""
+
+    @classmethod
+    def highlight(cls, code: str, language: str, ansi: bool = False, dark: bool = False) -> Content:
+        """Textual's, with no language as text."""
+        return super().highlight(code, language or "text", ansi, dark)
+
+
+class ProseBlock(Markdown):
+    """Markdown that is complete. Its parts are there from the first frame on, so nothing jumps."""
+
+    BLOCKS = {**Markdown.BLOCKS, "fence": Fence, "code_block": Fence}  # noqa: RUF012
+
+    def __init__(self, block: Prose) -> None:
+        classes = "cut" if block.cut else ""
+        super().__init__(block.text, parser_factory=_parser, open_links=False, classes=classes)
+
+    def compose(self) -> ComposeResult:
+        """The blocks that Textual's own widget would mount later."""
+        self._markdown = self._initial_markdown or ""
+        self._theme = self.app.theme
+        yield from self._build_from_source(self._markdown)
+
+    async def _on_mount(self, event: Mount) -> None:  # type: ignore[override]
+        """Keeps Textual's own from parsing once more."""
+        event.prevent_default()
+
+
+class CodeBlock(Static):
+    """A piece of a fenced block."""
+
+    def __init__(self, block: Code, before: str = "") -> None:
+        """`before` is the code above this piece in the same fence."""
+        super().__init__(coloured(block, before), classes="ends" if block.ends else "")
+        self.auto_links = False
+
+
+def coloured(block: Code, before: str = "") -> Content:
+    """The piece with its syntax coloured."""
+    code = block.text.expandtabs(4)
+    context = "\n".join(before.expandtabs(4).split("\n")[-SEAM:]) + "\n" if before else ""
+    try:
+        whole = highlight(context + code, language=block.language.lower() or "text")
+    except (ClassNotFound, ValueError, AssertionError):
+        return Content(code)
+    if not before:
+        return whole
+    lines = whole.split("\n", allow_blank=True)
+    return Content("\n").join(lines[-max(1, len(code.splitlines())) :])
+
+
+def widget(block: Block, before: str = "") -> ProseBlock | CodeBlock:
+    """The widget for a finished block."""
+    return CodeBlock(block, before) if isinstance(block, Code) else ProseBlock(block)

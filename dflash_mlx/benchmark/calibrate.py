@@ -1,0 +1,52 @@
+"""`python -m dflash_mlx.benchmark calibrate`: what a cycle of each block size costs on this machine."""
+
+import argparse
+import json
+import sys
+
+from dflash_mlx.calibrate import measure_costs
+from dflash_mlx.errors import DFlashError, UsageError
+from dflash_mlx.schedule import Costs
+from dflash_mlx.session import load
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line, from which the documentation's table is made."""
+    p = argparse.ArgumentParser(
+        prog="python -m dflash_mlx.benchmark calibrate",
+        description="Measure what a cycle of each block size costs, without remembering it.",
+    )
+    p.add_argument("--model", help="target: folder or hub id of an mlx-lm model (default: the embedded pair)")
+    p.add_argument("--draft", help="drafter: folder or hub id (default: the pair's)")
+    p.add_argument("--draft-bits", type=int, choices=(4, 8), help="quantize the drafter's linear layers")
+    p.add_argument("--dequantize", action="store_true", help="turn a quantized target into float32")
+    p.add_argument("--json", action="store_true", help="print one JSON object")
+    return p
+
+
+def main(argv: list[str]) -> int:
+    """Returns 0, or the error's exit code."""
+    args = parser().parse_args(argv)
+    try:
+        session = load(args.model, args.draft, draft_bits=args.draft_bits, dequantize=args.dequantize)
+        if session.drafter is None:
+            raise UsageError("there is no drafter: name one with --draft")
+        costs = measure_costs(session.target, session.drafter)
+    except DFlashError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    print(json.dumps(costs.to_json()) if args.json else table(costs))
+    return 0
+
+
+def table(costs: Costs) -> str:
+    """Milliseconds by block size and depth, and what a block must commit to pay."""
+    lines = ["milliseconds of a whole cycle: draft, verify, roll back, choose; 1 row is a plain step", ""]
+    lines.append(
+        "rows   " + "".join(f"{f'{depth} keys':>13}" for depth in costs.depths) + "   break-even tau"
+    )
+    for rows in range(1, costs.largest + 1):
+        cells = "".join(f"{1e3 * cycles[rows - 1]:13.2f}" for cycles in costs.cycles)
+        lines.append(f"{rows:<7}{cells}{costs.cycles[0][rows - 1] / costs.cycles[0][0]:17.2f}")
+    lines += ["", f"draft pass of the largest block alone: {1e3 * costs.draft:.2f} ms"]
+    return "\n".join(lines)

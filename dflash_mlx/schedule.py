@@ -1,0 +1,204 @@
+"""How many rows the next verify pass gets: from what a cycle costs here and how drafts fared lately.
+
+Pure arithmetic on numbers that the loop hands in. Whatever it answers, the text stays the same.
+"""
+
+import math
+from bisect import bisect
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+
+class Policy(Protocol):
+    """What the loop asks before every cycle, and tells after it."""
+
+    def rows(self, limit: int, keys: int) -> int:
+        """Rows of the next pass, 1 to `limit`; 1 decodes plainly. `keys` is the context's length."""
+
+    def observe(self, rows: int, accepted: int, seconds: float, keys: int) -> None:
+        """A cycle of `rows` rows took `seconds`, and `accepted` of its `rows - 1` drafts were right."""
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Always the same block, as far as it is allowed."""
+
+    size: int
+
+    def rows(self, limit: int, keys: int) -> int:
+        """The size, or the limit."""
+        return min(self.size, limit)
+
+    def observe(self, rows: int, accepted: int, seconds: float, keys: int) -> None:
+        """Nothing to learn."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a pair costs on a machine, in seconds.
+
+    Attributes:
+        depths: context lengths it was measured at, ascending.
+        cycles: for each depth, a whole cycle of 1, 2, ... rows, drafting and Python's share included.
+        draft: the draft pass of the largest block alone.
+    """
+
+    depths: tuple[int, ...]
+    cycles: tuple[tuple[float, ...], ...]
+    draft: float
+
+    @property
+    def largest(self) -> int:
+        """Rows of the largest block that was measured."""
+        return len(self.cycles[0])
+
+    def seconds(self, rows: int, keys: int) -> float:
+        """A cycle of so many rows after so many keys: linear between depths and beyond the last."""
+        if len(self.depths) == 1:
+            return self.cycles[0][rows - 1]
+        right = min(max(bisect(self.depths, keys), 1), len(self.depths) - 1)
+        (a, b), (at_a, at_b) = (
+            self.depths[right - 1 : right + 1],
+            (c[rows - 1] for c in self.cycles[right - 1 : right + 1]),
+        )
+        # Noise must not let a cycle become cheaper, in the end negative, with more context.
+        return at_a + max(0.0, at_b - at_a) * max(0, keys - a) / (b - a)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object that `from_json` turns back into equal costs."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(obj: dict[str, Any]) -> "Costs":
+        """The costs that `to_json` described."""
+        return Costs(tuple(obj["depths"]), tuple(map(tuple, obj["cycles"])), obj["draft"])
+
+
+class Acceptance:
+    """How often a draft slot was right given that all before it were; recent cycles count more.
+
+    A slot with little evidence leans on the slot before it, the first one on `FIRST`.
+    """
+
+    MEMORY = 20
+    """Cycles with a draft after which evidence has lost most of its weight."""
+    IDLE = 64
+    """The same for cycles without one."""
+    FIRST = 0.5
+    LEAN = 3.0
+    """Cycles of evidence that the slot before is worth."""
+
+    def __init__(self, slots: int) -> None:
+        self._right = [0.0] * slots
+        self._tried = [0.0] * slots
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        """A block with this many drafts, of which the first `accepted` were right."""
+        keep = 1 - 1 / (self.MEMORY if drafted else self.IDLE)
+        self._right = [keep * n for n in self._right]
+        self._tried = [keep * n for n in self._tried]
+        for slot in range(min(accepted + 1, drafted)):
+            self._tried[slot] += 1
+            self._right[slot] += slot < accepted
+
+    def tokens(self) -> list[float]:
+        """Expected tokens of a cycle of 1, 2, ... rows, the target's own included."""
+        expected, reached, rate = [1.0], 1.0, self.FIRST
+        for right, tried in zip(self._right, self._tried, strict=True):
+            rate = (right + self.LEAN * rate) / (tried + self.LEAN)
+            reached *= rate
+            expected.append(expected[-1] + reached)
+        return expected
+
+
+class LiveCosts:
+    """Measured costs, corrected by every later cycle: as a whole (heat, load) and for each block size."""
+
+    SPEED = 0.05
+    """Share of an error that each of the two corrections takes."""
+    CLIP = 0.25
+    """Logarithm of the largest error that is believed at once: a hiccup is no news."""
+
+    def __init__(self, measured: Costs) -> None:
+        self._measured = measured
+        self._overall = 0.0
+        self._by_rows = [0.0] * measured.largest
+
+    def seconds(self, rows: int, keys: int) -> float:
+        """A cycle of so many rows after so many keys."""
+        return self._measured.seconds(rows, keys) * math.exp(self._overall + self._by_rows[rows - 1])
+
+    def observe(self, rows: int, seconds: float, keys: int) -> None:
+        """A cycle took this long."""
+        if seconds > 0:
+            error = math.log(seconds / self.seconds(rows, keys))
+            step = self.SPEED * min(self.CLIP, max(-self.CLIP, error))
+            self._overall += step
+            self._by_rows[rows - 1] += step
+
+
+class Adaptive:
+    """The block with the most expected tokens per second, and a ledger that keeps it honest.
+
+    The ledger holds the time saved against plain decoding, in plain steps. A cycle that drafts must be able
+    to pay for the most it can lose, which is all its drafts. Savings are capped, so that old gains do not
+    pay for a text on which drafting stopped to work; income is a small share of every cycle, and pays for
+    drafting now and then while plain decoding is best. So, as far as the costs are right, decoding falls
+    behind plain by no more than `INCOME` and `START` steps, whatever the drafter does.
+    """
+
+    START = 2.0
+    CAP = 8.0
+    INCOME = 0.01
+    PROBE_AFTER = 12
+    """Plain cycles before a draft is tried again."""
+    CHECK_AFTER = 256
+    """Cycles without a plain one after which plain decoding is timed again."""
+    KEEP = 1.02
+    """A block size is kept until another is this much better."""
+
+    def __init__(self, costs: Costs) -> None:
+        self._costs = LiveCosts(costs)
+        self._largest = costs.largest
+        self._acceptance = Acceptance(costs.largest - 1)
+        self._saved = self.START
+        self._size = 1
+        self._since_draft = 0
+        self._since_plain = 0
+
+    def rows(self, limit: int, keys: int) -> int:
+        """The best block that the ledger can pay for; now and then another, to learn."""
+        limit = min(limit, self._largest)
+        plain = self._costs.seconds(1, keys)
+        prices = [self._costs.seconds(rows, keys) / plain for rows in range(1, limit + 1)]
+        payable = [rows for rows in range(1, limit + 1) if prices[rows - 1] - 1 <= self._saved or rows == 1]
+        if self._since_plain >= self.CHECK_AFTER:
+            return 1
+        tokens = self._acceptance.tokens()
+        rates = {rows: tokens[rows - 1] / prices[rows - 1] for rows in payable}
+        best = max(rates, key=lambda rows: rates[rows])
+        if self._size in rates and rates[self._size] * self.KEEP >= rates[best]:
+            best = self._size
+        # Where not even right drafts would pay there is nothing to learn.
+        hopeful = [rows for rows in payable if rows > 1.05 * prices[rows - 1]]
+        if best == 1 and hopeful and self._since_draft >= self.PROBE_AFTER:
+            # The largest of the cheapest ones: more drafts for the same price show more.
+            return max(rows for rows in hopeful if prices[rows - 1] < 1.03 * prices[hopeful[0] - 1])
+        return best
+
+    def observe(self, rows: int, accepted: int, seconds: float, keys: int) -> None:
+        """Learn from a cycle."""
+        # The first plain step after a block was not started ahead, so it says little about the next ones.
+        timed = rows > 1 or self._size == 1
+        if timed:
+            self._costs.observe(rows, seconds, keys)
+        price = self._costs.seconds(rows, keys) / self._costs.seconds(1, keys)
+        self._saved = min(self.CAP, self._saved + accepted + 1 - price + self.INCOME * price)
+        self._acceptance.observe(rows - 1, accepted)
+        if rows > 1:
+            # A right draft is a reason to try the next one at once.
+            self._since_draft = self.PROBE_AFTER if accepted else 0
+        else:
+            self._since_draft += 1
+        self._since_plain = 0 if rows == 1 and timed else self._since_plain + 1
+        self._size = rows

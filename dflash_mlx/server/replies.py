@@ -1,0 +1,140 @@
+"""A request's way through the engine as an HTTP response, streamed or whole, and its end if nobody waits."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from dflash_mlx.events import Finished
+from dflash_mlx.server.engine import Engine
+from dflash_mlx.server.frames import Frames
+from dflash_mlx.server.jobs import Failed, Job, Message, Step
+from dflash_mlx.server.refusals import CONTENT_TYPE, encode, refusal
+
+if TYPE_CHECKING:
+    from dflash_mlx.session import Prepared
+
+Finish = Callable[[Frames, BaseException | None], None]
+"""Told how an answer ended."""
+
+
+class Inbox:
+    """Messages from the engine's thread, for one coroutine; None says that the client has gone."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[Message | None] = asyncio.Queue()
+
+    def deliver(self, message: Message | None) -> None:
+        """From any thread."""
+        with suppress(RuntimeError):  # the loop has closed: nobody is left to tell
+            self._loop.call_soon_threadsafe(self._queue.put_nowait, message)
+
+    async def take(self, timeout: float | None) -> list[Message | None]:
+        """All messages that are there, at least one unless the time is over."""
+        messages: list[Message | None] = []
+        try:
+            async with asyncio.timeout(timeout):
+                messages.append(await self._queue.get())
+        except TimeoutError:
+            return []
+        while not self._queue.empty():
+            messages.append(self._queue.get_nowait())
+        return messages
+
+
+class Reply(Response):
+    """Answers while it is called; the request was put into the engine's queue before.
+
+    Args:
+        engine: what the job was submitted to.
+        heartbeat: seconds of silence after which a stream says that it is alive.
+        stream: send frames as they come, else one body.
+        finish: called once, when the answer is complete or has failed.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        prepared: "Prepared",
+        frames: Frames,
+        *,
+        stream: bool,
+        heartbeat: float,
+        request_id: str,
+        finish: Finish,
+    ) -> None:
+        self.background = None
+        self._engine, self._frames, self._heartbeat = engine, frames, heartbeat
+        self._stream, self._request_id, self._finish = stream, request_id, finish
+        self._inbox = Inbox()
+        self._job = Job(prepared, self._inbox.deliver, frames.texts_of)
+        engine.submit(self._job)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        watch = asyncio.create_task(self._watch(receive))
+        try:
+            await (self._send_stream(send) if self._stream else self._send_whole(scope, receive, send))
+        finally:
+            watch.cancel()
+            self._engine.cancel(self._job)
+
+    async def _watch(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._inbox.deliver(None)
+
+    async def _send_stream(self, send: Send) -> None:
+        headers = [
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await _more(send, self._frames.begin())
+        loop = asyncio.get_running_loop()
+        last, over = loop.time(), False
+        while not over:
+            messages = await self._inbox.take(max(0.0, last + self._heartbeat - loop.time()))
+            if None in messages:
+                return
+            frames = b"".join(self._frames.add(message) for message in messages if message is not None)
+            if not messages:
+                frames = self._frames.heartbeat()
+            if frames:
+                await _more(send, frames)
+                last = loop.time()
+            over = any(self._ends(message) for message in messages)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
+        over = False
+        while not over:
+            messages = await self._inbox.take(None)
+            if None in messages:
+                return
+            for message in messages:
+                assert message is not None
+                self._frames.add(message)
+                over = self._ends(message)
+                if isinstance(message, Failed):
+                    await refusal(message.error, self._request_id).response()(scope, receive, send)
+                    return
+        await Response(encode(self._frames.body()), media_type=CONTENT_TYPE)(scope, receive, send)
+
+    def _ends(self, message: Message | None) -> bool:
+        match message:
+            case Failed(error):
+                self._finish(self._frames, error)
+                return True
+            case Step(Finished()):
+                self._finish(self._frames, None)
+                return True
+        return False
+
+
+async def _more(send: Send, body: bytes) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": True})
