@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import json
 import resource
-import signal
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx import nn
 from mlx.utils import tree_flatten
 from mlx_lm.models import qwen3_5
 from train_tiny import TARGET
+from zoo import zoo_config, zoo_model
 
 from dflash_mlx.drafter.load import load_drafter
 from dflash_mlx.pairs import EMBEDDED
+from dflash_mlx.target import Target
 from dflash_mlx.train import check, stages
 from dflash_mlx.train.__main__ import main
 
@@ -38,11 +43,15 @@ def short_checks() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("target")
     config = {**TARGET, "vocab_size": VOCAB, "eos_token_id": 0}
     mx.random.seed(0)
     model = qwen3_5.Model(qwen3_5.ModelArgs.from_dict(config))
-    weights = dict(tree_flatten(model.parameters()))
+    return saved(model, config, tmp_path_factory.mktemp("target"))
+
+
+def saved(model: nn.Module, config: dict[str, Any], folder: Path) -> Path:
+    """As a folder that mlx-lm loads, with the embedded target's tokenizer."""
+    weights: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
     mx.save_safetensors(str(folder / "model.safetensors"), weights)
     (folder / "config.json").write_text(json.dumps(config))
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -86,7 +95,7 @@ def test_the_result_is_a_drafter_in_the_public_layout_with_a_card_and_curves(tra
     assert f"tau {results['walked']['tau']:.2f}" in card
     for name, result in results["end_to_end"].items():
         assert result["identical"] == result["prompts"], name
-        assert result["tau"] >= 1
+        assert result["tau"] >= 1  # whole blocks, whatever is fastest here
     assert (trained / "curves.svg").read_text().count("<polyline") == 1 + 1 + 3
 
 
@@ -94,8 +103,8 @@ def shards(out: Path) -> list[Path]:
     return list((out / "work" / "responses").glob("train-*.safetensors"))
 
 
-def responses(out: Path) -> bool:
-    return bool(shards(out))
+def held_out(out: Path) -> bool:
+    return bool(list((out / "work" / "responses").glob("held_out-*.safetensors")))
 
 
 def checkpoint(out: Path) -> bool:
@@ -106,7 +115,7 @@ def fitted(out: Path) -> bool:
     return (out / "work" / "fitted.json").exists()
 
 
-@pytest.mark.parametrize("reached", [responses, checkpoint, fitted])
+@pytest.mark.parametrize("reached", [held_out, checkpoint, fitted])
 def test_a_killed_training_goes_on_to_the_same_drafter(
     target: Path, prompts: Path, trained: Path, tmp_path: Path, reached: Callable[[Path], bool]
 ) -> None:
@@ -114,7 +123,7 @@ def test_a_killed_training_goes_on_to_the_same_drafter(
     command = [sys.executable, "-m", "dflash_mlx.train", *small(target, out, prompts)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 600
         while not reached(out):
             assert process.poll() is None, "it ended before it could be killed"
             assert time.monotonic() < deadline
@@ -136,7 +145,7 @@ def test_stages_run_alone_and_in_order_only(
     assert main(["--out", str(out), "--resume", "--stage", "check"]) == 2
     assert "run the fit stage first" in capsys.readouterr().err
     assert main(["--out", str(out), "--resume", "--stage", "generate"]) == 0
-    assert responses(out)
+    assert shards(out)
     assert not checkpoint(out)
 
 
@@ -170,18 +179,52 @@ def test_an_existing_training_is_neither_overwritten_nor_changed(
         ("--epochs", -1, "epochs is -1.0"),
         ("--hours", -1, "hours is -1.0"),
         ("--prompts", "/nowhere.jsonl", "cannot read prompts from /nowhere.jsonl"),
+        ("--prompts", "bad.jsonl", 'bad.jsonl, line 2 must be an object with either "prompt" or "messages"'),
+        ("--prompts", "few.jsonl", "1 prompts are too few to train on some and measure on others"),
+        ("--model", "/nowhere", "'/nowhere' is neither a folder nor a hub id"),
     ],
 )
 def test_bad_settings_are_named_before_anything_starts(
     target: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
     option: str,
     value: object,
     message: str,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("bad.jsonl").write_text('{"prompt": "fine"}\n{"text": "x"}\n')
+    Path("few.jsonl").write_text('{"prompt": "fine"}\n')
     out = tmp_path / "drafter"
     assert message in refused(capsys, "--model", target, "--out", out, option, value)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("family", "reason"),
+    [
+        ("gemma3n", "this target's layers hand on rows of shape"),
+        ("llama4", "cache 0 of this target is a ChunkedKVCache, which cannot be rolled back"),
+    ],
+)
+def test_a_target_that_cannot_be_speculated_on_is_refused_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], family: str, reason: str
+) -> None:
+    folder = tmp_path / "target"
+    folder.mkdir()
+    saved(zoo_model(family), {**zoo_config(family), "model_type": family}, folder)
+    out = tmp_path / "drafter"
+    assert reason in refused(capsys, "--model", folder, "--out", out)
+    assert not out.exists()
+
+
+def test_a_target_whose_head_is_given_more_than_a_norms_output_is_refused(
+    target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Target, "norm", None)
+    out = tmp_path / "drafter"
+    assert "no drafter can be trained for this family" in refused(capsys, "--model", target, "--out", out)
     assert not out.exists()
 
 
@@ -201,33 +244,58 @@ def test_a_folder_that_cannot_be_made(
     assert "cannot write under" in refused(capsys, *small(target, tmp_path / "file" / "drafter", prompts))
 
 
-@pytest.mark.parametrize("stage", ["generate", "fit"])
-def test_a_full_disk_is_one_clear_error_and_nothing_is_lost(
-    target: Path, prompts: Path, trained: Path, tmp_path: Path, stage: str
-) -> None:
+@contextmanager
+def full_disk(left: int) -> Iterator[None]:
     """A limit on the size of files stands for the disk: writing beyond it fails in the same way."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (left, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize(("stage", "left"), [("generate", 60_000), ("fit", 60_000), ("check", 60)])
+def test_a_full_disk_is_one_clear_error_and_nothing_is_lost(
+    target: Path,
+    prompts: Path,
+    trained: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    stage: str,
+    left: int,
+) -> None:
     out = tmp_path / "drafter"
-    if stage == "fit":
-        assert main([*small(target, out, prompts), "--stage", "generate"]) == 0
-    begin = ["--out", str(out), "--resume"] if stage == "fit" else small(target, out, prompts)
-
-    def limit() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
-
-    done = subprocess.run(
-        [sys.executable, "-m", "dflash_mlx.train", *begin],
-        capture_output=True,
-        text=True,
-        preexec_fn=limit,
-        check=False,
-    )
-    assert done.returncode == 1, done.stderr
-    [line] = done.stderr.splitlines()
+    done = {"generate": (), "fit": ("responses",), "check": ("responses", "fitted.json")}[stage]
+    if done:
+        for name in ("job.json", *done):
+            copy(trained / "work" / name, out / "work" / name)
+    if stage == "check":
+        for name in ("config.json", "model.safetensors"):
+            copy(trained / name, out / name)
+    begin = ["--out", str(out), "--resume"] if done else small(target, out, prompts)
+    with full_disk(left):
+        line = refused(capsys, *begin)
     assert "cannot write under" in line
     assert "--resume" in line
     assert main(["--out", str(out), "--resume"]) == 0
     assert (out / "model.safetensors").read_bytes() == (trained / "model.safetensors").read_bytes()
+    assert (out / "README.md").exists()
+
+
+def copy(source: Path, to: Path) -> None:
+    to.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        shutil.copytree(source, to)
+    else:
+        shutil.copy(source, to)
+
+
+def test_a_job_that_cannot_be_read_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "work").mkdir()
+    for text in ("{", "[]", '{"model": "x", "size": 3}'):
+        (tmp_path / "work" / "job.json").write_text(text)
+        assert "job.json: " in refused(capsys, "--out", tmp_path, "--resume")
 
 
 def test_going_on_from_a_drafter(

@@ -21,12 +21,12 @@ taps on target layers {taps}, candidate selector of rank {rank}{head}.
 ## Data
 
 {responses:,} responses of {tokens:,} tokens, written by the target itself ({greedy}) to {source}.
-No other text was used. What the target's licence says about its output holds for these weights too;
-the trainer and its prompts are Apache-2.0.
+No other text was used. The weights began as {origin}. They are derived from the target: what its licence says
+about derivatives and about its output holds for them. The trainer and its own prompts are Apache-2.0.
 
 ## Training
 
-{steps:,} steps over {seen:,} response tokens, repetitions counted{start}. Curves: `curves.svg`.
+{steps:,} steps over {seen:,} response tokens, repetitions counted. Curves: `curves.svg`.
 
 ## Measured
 
@@ -40,6 +40,8 @@ Decoded to the end, speculative against plain, on the machine that trained it:
 | --- | --- | --- | --- |
 {rows}
 """
+
+ORIGIN = "copies of the target's last layers where shapes fit, and as random numbers elsewhere"
 
 
 def render_card(
@@ -70,7 +72,7 @@ def render_card(
         source="the trainer's own prompts" if job.prompts is None else f"prompts from {job.prompts}",
         steps=last["step"],
         seen=last["tokens"],
-        start=f", going on from {job.start}" if job.start else "",
+        origin=ORIGIN if job.start is None else f"those of {job.start}",
         cycles=walked.cycles,
         tau=walked.tau,
         unary=walked.tau_unary,

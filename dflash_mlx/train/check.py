@@ -37,14 +37,16 @@ class EndToEnd:
 
 
 def end_to_end(session: Session, prompts: Sequence[Sequence[int]], say: Callable[[str], None]) -> EndToEnd:
-    """Decode every prompt both ways, which goes first taking turns."""
+    """Decode every prompt both ways, in whole blocks and plainly; which goes first takes turns."""
     params = SamplingParams(max_tokens=MAX_TOKENS)
     seconds = np.zeros((len(prompts), 2))  # plain, speculative
     cycles = committed = identical = 0
     for number, prompt in enumerate(prompts):
         tokens = {}
         for speculative in (False, True) if number % 2 else (True, False):
-            result = session.generate(list(prompt), params, speculative=speculative)
+            result = session.generate(
+                list(prompt), params, block_size=session.largest_block, speculative=speculative
+            )
             tokens[speculative] = result.tokens
             seconds[number, int(speculative)] = result.decode_seconds
             cycles += sum(cycle.drafted > 0 for cycle in result.cycles)

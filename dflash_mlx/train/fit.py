@@ -20,7 +20,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from dflash_mlx.drafter.model import DrafterModel
 from dflash_mlx.target.target import Target
 from dflash_mlx.train.blocks import Batch, make_batch
-from dflash_mlx.train.job import Job
+from dflash_mlx.train.job import Job, write_text
 from dflash_mlx.train.losses import Goal, LossVocabulary, block_loss
 from dflash_mlx.train.optimizer import make_optimizer
 from dflash_mlx.train.shards import Sample
@@ -191,7 +191,7 @@ def save_drafter(model: DrafterModel, raw_config: Mapping[str, Any], folder: Pat
     partial = folder / ".model.safetensors"
     mx.save_safetensors(str(partial), weights, metadata={"format": "mlx"})
     partial.replace(folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(raw_config, indent=2) + "\n")
+    write_text(folder / "config.json", json.dumps(raw_config, indent=2) + "\n")
 
 
 def _seen(samples: Sequence[Sample]) -> np.ndarray:

@@ -31,6 +31,19 @@ def prompts_of(job: Job) -> list[Prompt]:
     return own_prompts(max(job.tokens // TOKENS_PER_PROMPT, 2000))
 
 
+def split(prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Prompt]]:
+    """Those to measure on, and those to train on.
+
+    Raises:
+        UsageError: there is none of one kind.
+    """
+    held_out = [p for p in prompts if p.held_out]
+    train = [p for p in prompts if not p.held_out]
+    if not held_out or not train:
+        raise UsageError(f"{len(prompts)} prompts are too few to train on some and measure on others")
+    return held_out, train
+
+
 def encode(tokenizer: Any, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
     """Token ids of prompts; targets without a chat template continue the last turn as it is."""
     if not tokenizer.has_chat_template:
@@ -42,14 +55,9 @@ def generate(job: Job, place: Workplace, target: Target, tokenizer: Any, layers:
     """Write shards until there are tokens enough; those that exist already count.
 
     Raises:
-        UsageError: the prompts are too few to hold some of them out, or to train on the others.
         DFlashError: a shard cannot be written.
     """
-    prompts = prompts_of(job)
-    held_out = [p for p in prompts if p.held_out]
-    train = [p for p in prompts if not p.held_out]
-    if not held_out or not train:
-        raise UsageError(f"{len(prompts)} prompts are too few to train on some and measure on others")
+    held_out, train = split(prompts_of(job))
     low, high = HELD_OUT_TOKENS
     enough = max(low, min(job.tokens // HELD_OUT_SHARE, high))
     stop_ids = frozenset(int(token) for token in tokenizer.eos_token_ids)

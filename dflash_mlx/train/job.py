@@ -95,7 +95,11 @@ class Workplace:
         """
         if not self._job.exists():
             raise UsageError(f"{self.folder} holds no training to resume")
-        job = Job(**json.loads(self._job.read_text(encoding="utf-8")))
+        try:
+            job = Job(**json.loads(self._job.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            reason = one_line(error)
+            raise UsageError(f"cannot read {self._job}: {reason}; begin anew in another --out") from error
         for name, value in wanted.items():
             if value != getattr(job, name):
                 raise UsageError(

@@ -23,7 +23,7 @@ from dflash_mlx.train.check import EndToEnd, end_to_end
 from dflash_mlx.train.curves import draw_curves
 from dflash_mlx.train.evaluate import DraftReport, evaluate_drafter
 from dflash_mlx.train.fit import Fit, Point, fit_recipe, most_used, save_drafter
-from dflash_mlx.train.generate import Say, encode, generate, prompts_of
+from dflash_mlx.train.generate import Say, encode, generate, prompts_of, split
 from dflash_mlx.train.initial import choose_mask, drafter_config, new_drafter
 from dflash_mlx.train.job import Job, Workplace, write_text, writing
 from dflash_mlx.train.prompts import free_form_prompts
@@ -118,7 +118,7 @@ class Training:
         self.say(f"check: tau {walked.tau:.2f} over {walked.cycles} cycles of held-out responses")
         session = Session(self.target, self.tokenizer, drafter)
         try:
-            prompts = [p for p in prompts_of(self.job) if p.held_out]
+            prompts, _ = split(prompts_of(self.job))
             rng = np.random.default_rng(0)
             chosen = [prompts[i] for i in rng.permutation(len(prompts))[:CHECKED]]
             ends = {
@@ -172,10 +172,13 @@ def prepare(
     Raises:
         PairError: that drafter belongs to another target.
         UnsupportedTargetError: this target cannot be speculated on, or not be trained for.
+        UsageError: the prompts cannot be used, or the drafter to go on from is quantized.
     """
     target.attach([0])  # what speculation would refuse later is refused now
     target.detach()
     final_norm(target)
+    prompts = prompts_of(job)
+    split(prompts)
     if start_folder is not None:
         start = load_drafter(start_folder)
         target.check_fit(start.config)
@@ -184,7 +187,7 @@ def prepare(
         start.set_dtype(mx.float32)
         raw = json.loads((start_folder / "config.json").read_text(encoding="utf-8"))
         return Training(job, place, target, tokenizer, raw, start, say)
-    sample = encode(tokenizer, prompts_of(job)[:50])
+    sample = encode(tokenizer, prompts[:50])
     mask = choose_mask(tokenizer, frozenset(token for ids in sample for token in ids))
     raw = drafter_config(job, target, target_config, mask)
     return Training(job, place, target, tokenizer, raw, None, say)
