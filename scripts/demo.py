@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from dflash_mlx import Result, SamplingParams, Session, load
 from dflash_mlx.generate import statistics
-from dflash_mlx.pairs import DEMO
+from dflash_mlx.pairs import DEMO, EMBEDDED
 from dflash_mlx.smollm2 import default_pair
 
 Prompt = str | list[dict[str, str]]
@@ -28,18 +28,15 @@ QUESTIONS: list[Prompt] = [
 
 def main() -> int:
     """Returns 1 if speculation changed the text, which must never be."""
-    on_cpu = mx.default_device().type == mx.DeviceType.cpu
-    default = default_pair()
-    session = load(default.pair.target, default.pair.drafter, dequantize=on_cpu)
-    print(default.note)
+    session = load()
     for note in session.notes:
         print(note)
-    if on_cpu:
+    if mx.default_device().type == mx.DeviceType.cpu:
         print(
             "(MLX's quantized matmul on the CPU costs the same for every row, so speculation could not pay.)"
         )
     code: list[Prompt] = json.loads((DEMO / "held_out.json").read_text(encoding="utf-8"))
-    prompts = QUESTIONS if default.converses else code
+    prompts = code if default_pair() is EMBEDDED else QUESTIONS
     show(session, prompts[0])
     return 0 if compare(session, prompts) else 1
 
