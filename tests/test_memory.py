@@ -31,8 +31,8 @@ STEP = 64
 CONTEXTS = (96, 192, 384)
 
 
-def drafter_for(target: Target, *, window: int = 128) -> DrafterModel:
-    """A random drafter with a sliding and a full layer."""
+def drafter_for(target: Target, *, window: int = 128, **dflash: int) -> DrafterModel:
+    """A random drafter with a sliding and a full layer; `dflash` adds to its `dflash_config`."""
     config = DrafterConfig.from_dict(
         {
             "architectures": ["DFlash2DraftModel"],
@@ -55,6 +55,7 @@ def drafter_for(target: Target, *, window: int = 128) -> DrafterModel:
                 "conv_group_size": 16,
                 "selector_rank": 32,
                 "selector_top_k": 16,
+                **dflash,
             },
         }
     )
@@ -129,6 +130,22 @@ def test_a_drafters_window_bounds_its_cache() -> None:
     sliding, full = plan(target, drafter_for(target, window=8), STEP).drafter_caches
     assert sliding.at(100_000) == sliding.at(1000)
     assert full.at(100_000) > 50 * full.at(1000)
+
+
+@pytest.mark.parametrize("bits", [None, 4])
+def test_the_rows_of_a_draft_head_are_counted(bits: int | None) -> None:
+    target = Target(tiny_model("qwen3", bits=bits, **SIZES))
+    whole, part = drafter_for(target), drafter_for(target, draft_head_size=512)
+    planned = plan(target, part).drafter_weights - plan(target, whole).drafter_weights
+    assert part.head_ids is not None
+    target.attach([0])
+    gc.collect()
+    before = mx.get_active_memory()
+    target.attach([0], part.head_ids)
+    gc.collect()
+    taken = mx.get_active_memory() - before
+    assert planned == pytest.approx(taken + part.head_ids.nbytes, rel=0.05)
+    target.detach()
 
 
 # --- what is refused ----------------------------------------------------------------------------
