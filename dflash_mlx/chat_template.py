@@ -54,10 +54,12 @@ class Rendered:
 
     Attributes:
         ids: up to where the reply begins.
+        turn: how many of them the next turn's prompt will begin with too, whatever the reply is.
         thinking: the markers of the reply's reasoning; None: none are known for this model.
     """
 
     ids: tuple[int, ...]
+    turn: int
     thinking: Thinking | None
 
 
@@ -88,12 +90,13 @@ def render(
     settings = {} if reasoning is None else _chosen(tokenizer, reasoning)
     settings |= _readable(tokenizer, variables or {})
     try:
-        text = _with_every_system_message(tokenizer, messages, settings)
+        text, messages = _with_every_system_message(tokenizer, messages, settings)
         # The template writes special tokens itself: as in the tokenizer's own apply_chat_template.
         ids = tokenizer.encode(text, add_special_tokens=False)
+        turn = len(ids) - _begun(tokenizer, messages, settings, text)
     except Exception as error:  # a template is the model's own program and raises what it likes
         raise UsageError(f"the chat template cannot render these messages: {one_line(error)}") from error
-    return Rendered(tuple(int(t) for t in ids), _thinking(tokenizer, text))
+    return Rendered(tuple(int(t) for t in ids), turn, _thinking(tokenizer, text))
 
 
 def levels(tokenizer: Any) -> tuple[str, ...]:
@@ -104,20 +107,31 @@ def levels(tokenizer: Any) -> tuple[str, ...]:
 
 def _with_every_system_message(
     tokenizer: Any, messages: Sequence[Mapping[str, Any]], settings: Settings
-) -> str:
+) -> tuple[str, Sequence[Mapping[str, Any]]]:
+    """The prompt's text, and the messages that it is made of."""
     system = [m for m in messages if m.get("role") == "system"]
     others = [m for m in messages if m.get("role") != "system"]
     if not system or (messages[0] is system[0] and len(system) == 1):
-        return _text(tokenizer, messages, settings)
+        return _text(tokenizer, messages, settings), messages
     contents = [str(m.get("content", "")).strip() for m in system]
     try:
         text = _text(tokenizer, messages, settings)
     except Exception:  # see render
         text = ""
     if text and all(content in text for content in contents):
-        return text
-    merged = {"role": "system", "content": "\n\n".join(contents)}
-    return _text(tokenizer, [merged, *others], settings)
+        return text, messages
+    merged = [{"role": "system", "content": "\n\n".join(contents)}, *others]
+    return _text(tokenizer, merged, settings), merged
+
+
+def _begun(tokenizer: Any, messages: Sequence[Mapping[str, Any]], settings: Settings, prompt: str) -> int:
+    """How many tokens of a prompt begin the reply, which the next prompt may write in another way."""
+    try:
+        before = _text(tokenizer, messages, settings, reply=False)
+    except Exception:  # see render
+        return 0
+    begun = prompt.removeprefix(before)
+    return len(tokenizer.encode(begun, add_special_tokens=False)) if begun != prompt else 0
 
 
 def _readable(tokenizer: Any, variables: Mapping[str, Any]) -> Settings:
@@ -215,11 +229,13 @@ def _try(tokenizer: Any, settings: Settings) -> str | None:
         return None
 
 
-def _text(tokenizer: Any, messages: Sequence[Mapping[str, Any]], settings: Settings) -> str:
+def _text(
+    tokenizer: Any, messages: Sequence[Mapping[str, Any]], settings: Settings, *, reply: bool = True
+) -> str:
     copies = [dict(message) for message in messages]
     # mlx-lm's wrapper turns reasoning on where nothing is said, whatever the template's own default.
     renderer = tokenizer if _source(tokenizer) is None else tokenizer._tokenizer
-    text: str = renderer.apply_chat_template(copies, tokenize=False, add_generation_prompt=True, **settings)
+    text: str = renderer.apply_chat_template(copies, tokenize=False, add_generation_prompt=reply, **settings)
     return text
 
 

@@ -2,14 +2,15 @@
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
 
 from dflash_mlx import calibrate, hub, memory
-from dflash_mlx.chat_template import levels, render
-from dflash_mlx.decode import Proposer, decode
+from dflash_mlx.chat_template import Rendered, levels, render
+from dflash_mlx.decode import CLEAR_EVERY, decode
 from dflash_mlx.drafter import Drafter, DrafterModel, load_drafter
 from dflash_mlx.errors import (
     ContextLengthError,
@@ -22,6 +23,7 @@ from dflash_mlx.events import Event, Finished, Prefilled
 from dflash_mlx.kernels import Kernels, Walker
 from dflash_mlx.pairs import EMBEDDED, drafter_for
 from dflash_mlx.params import SamplingParams
+from dflash_mlx.prefix_cache import Context, PrefixCache
 from dflash_mlx.result import Result, collect
 from dflash_mlx.sampling import Sampler, check_bias
 from dflash_mlx.schedule import Adaptive, Costs, Fixed, Policy
@@ -45,12 +47,14 @@ class Prepared:
 
     Attributes:
         ids: the prompt.
+        turn: how many of its tokens the next prompt of this conversation will begin with.
         thinking: the markers of the reply's reasoning, if any are known.
         block_size: rows of a verify pass; None: chosen for every cycle.
         max_tokens: of the reply, within the context; None: the context's length is not known.
     """
 
     ids: tuple[int, ...]
+    turn: int
     thinking: Thinking | None
     params: SamplingParams
     block_size: int | None
@@ -75,6 +79,10 @@ class Session:
         block_size: rows of a verify pass where a request names none; None: chosen for every cycle.
         defaults: how the model's makers sample from it; what `stream` does without parameters is greedy.
         room: tokens of context that there is memory for, if that is less than the target could have.
+
+    Args:
+        prefixes: bytes that caches of earlier requests may take, for prompts that begin alike.
+        spare: bytes that a context of so many tokens leaves for them; None: enough.
     """
 
     def __init__(
@@ -88,6 +96,8 @@ class Session:
         block_size: int | None = None,
         defaults: SamplingParams | None = None,
         room: int | None = None,
+        prefixes: int = 0,
+        spare: Callable[[int], int] | None = None,
     ) -> None:
         if prefill_step < 1:
             raise UsageError(f"prefill_step is {prefill_step}: it must be a positive integer")
@@ -101,6 +111,8 @@ class Session:
         self.room = room
         self.exactness = EXACT
         self.fallbacks: tuple[str, ...] = ()
+        self._prefixes = PrefixCache(self._new_context, prefixes) if prefixes else None
+        self._spare = spare
         self._walker: Walker | None = None
         self._cancelled = threading.Event()
         self._owner = threading.get_ident()
@@ -137,7 +149,7 @@ class Session:
         Raises:
             UsageError: the prompt is empty, or is none of text, token ids and messages.
         """
-        return self._encode(prompt, reasoning)[0]
+        return list(self._encode(prompt, reasoning).ids)
 
     def prepare(
         self,
@@ -154,39 +166,37 @@ class Session:
         Arguments and errors as for `stream`; `variables` sets what else the model's chat template reads.
         """
         params = params or SamplingParams()
-        ids, thinking = self._encode(prompt, reasoning, variables)
+        rendered = self._encode(prompt, reasoning, variables)
         check_bias(params, self.target.vocab_size)
         return Prepared(
-            tuple(ids),
-            thinking,
+            rendered.ids,
+            rendered.turn,
+            rendered.thinking,
             params,
             self._check_block(block_size),
             speculative,
-            self._max_tokens(ids, params),
+            self._max_tokens(rendered.ids, params),
         )
 
     def _encode(
         self, prompt: Prompt, reasoning: str | None, variables: Mapping[str, Any] | None = None
-    ) -> tuple[list[int], Thinking | None]:
-        thinking = None
+    ) -> Rendered:
         if prompt and _all(prompt, Mapping):
             messages = [dict(cast(Mapping[str, Any], message)) for message in prompt]
             rendered = render(self.tokenizer, messages, reasoning=reasoning, variables=variables)
-            ids, thinking = list(rendered.ids), rendered.thinking
         elif reasoning is not None or variables:
             name, value = ("reasoning", reasoning) if reasoning is not None else ("variables", variables)
             raise UsageError(f"{name} is {value!r}: it needs messages, a raw prompt has no template")
-        elif isinstance(prompt, str):
-            ids = self.tokenizer.encode(prompt)
-        elif _all(prompt, int):
-            ids = [int(cast(int, token)) for token in prompt]
+        elif isinstance(prompt, str) or _all(prompt, int):
+            ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+            rendered = Rendered(tuple(int(cast(int, token)) for token in ids), len(ids), None)
         else:
             raise UsageError(f"prompt is a {type(prompt).__name__}: pass text, token ids, or messages")
-        if not ids:
+        if not rendered.ids:
             raise UsageError("the prompt is empty: it must hold at least one token")
-        if bad := [t for t in ids if not 0 <= t < self.target.vocab_size]:
+        if bad := [t for t in rendered.ids if not 0 <= t < self.target.vocab_size]:
             raise UsageError(f"token id {bad[0]} is not in the vocabulary: [0, {self.target.vocab_size})")
-        return ids, thinking
+        return rendered
 
     # --- replies ------------------------------------------------------------------------------
 
@@ -227,10 +237,8 @@ class Session:
         policy = self._policy(request.block_size, speculative=request.speculative)
         sampler = Sampler(params, request.ids, self.target.vocab_size, self._known_ids)
         reply = Reply(self.tokenizer, eos=self._eos, stop=tuple(params.stop), thinking=request.thinking)
-        network = self.drafter if request.speculative else None
-        drafter = None if network is None else Drafter(network, self._walker)
         self._cancelled.clear()
-        return self._events(request.ids, sampler, reply, drafter, policy, request.max_tokens)
+        return self._events(request, sampler, reply, policy)
 
     def generate(
         self,
@@ -287,35 +295,61 @@ class Session:
         """Leave the target model as mlx-lm loaded it."""
         self.target.detach()
 
-    def _events(
-        self,
-        ids: Sequence[int],
-        sampler: Sampler,
-        reply: Reply,
-        drafter: Proposer | None,
-        policy: Policy,
-        max_tokens: int | None,
-    ) -> Iterator[Event]:
+    def _events(self, request: Prepared, sampler: Sampler, reply: Reply, policy: Policy) -> Iterator[Event]:
         self._check_thread()
-        events = decode(
-            self.target,
-            self.target.make_cache(),
-            ids,
-            sampler,
-            drafter=drafter,
-            policy=policy,
-            max_tokens=max_tokens,
-            take=reply.take,
-            prefill_step=self.prefill_step,
-            cancelled=self._cancelled.is_set,
-        )
-        fallbacks = () if drafter is None else self.fallbacks
-        with memory_errors():
-            for event in events:
-                text, thought = reply.finish() if isinstance(event, Finished) else reply.drain()
-                event = replace(event, text=text, reasoning=thought)
-                yield replace(event, fallbacks=fallbacks) if isinstance(event, Prefilled) else event
-                self._check_thread()
+        ids, written = request.ids, list[int]()
+        network = self.drafter if request.speculative else None
+        with memory_errors(), self._resumed(ids, drafted=network is not None) as context:
+            self._spare_memory(len(ids), len(ids))
+            drafter = None if network is None else Drafter(network, self._walker, context.drafter)
+            events = decode(
+                self.target,
+                context.caches,
+                ids,
+                sampler,
+                drafter=drafter,
+                policy=policy,
+                max_tokens=request.max_tokens,
+                take=reply.take,
+                prefill_step=self.prefill_step,
+                cancelled=self._cancelled.is_set,
+                done=len(context.tokens),
+                stops=(request.turn,) if self._prefixes and context.needs_marks else (),
+                reached=lambda rows: context.note(ids[:rows]),
+            )
+            try:
+                with closing(events):
+                    for event in events:
+                        written += event.tokens
+                        yield self._told(event, reply, drafted=drafter is not None)
+                        self._check_thread()
+                        self._spare_memory(len(ids) + len(written), len(event.tokens))
+            finally:
+                if written:
+                    context.note([*ids, *written[:-1]])
+
+    def _told(self, event: Event, reply: Reply, *, drafted: bool) -> Event:
+        """An event with the texts of its tokens."""
+        text, thought = reply.finish() if isinstance(event, Finished) else reply.drain()
+        event = replace(event, text=text, reasoning=thought)
+        return replace(event, fallbacks=self.fallbacks) if drafted and isinstance(event, Prefilled) else event
+
+    # --- earlier prompts --------------------------------------------------------------------------
+
+    def _resumed(self, ids: Sequence[int], *, drafted: bool) -> AbstractContextManager[Context]:
+        """What is known of this prompt already; what the reply adds to it stays for the next."""
+        if self._prefixes is None:
+            return nullcontext(self._new_context(drafted))
+        return self._prefixes.resumed(ids, drafted=drafted)
+
+    def _new_context(self, drafted: bool) -> Context:
+        network = self.drafter if drafted else None
+        return Context(self.target.make_cache(), None if network is None else network.make_context())
+
+    def _spare_memory(self, rows: int, new: int) -> None:
+        """Now and then, give the memory of earlier prompts to a context that grows."""
+        if self._prefixes and self._spare and (rows // CLEAR_EVERY > (rows - new) // CLEAR_EVERY):
+            self._prefixes.fit(self._spare(rows + CLEAR_EVERY))
 
     @property
     def _eos(self) -> frozenset[int]:
@@ -328,7 +362,7 @@ class Session:
                 "threads; run it there, and call only cancel() from elsewhere"
             )
 
-    def _max_tokens(self, ids: list[int], params: SamplingParams) -> int | None:
+    def _max_tokens(self, ids: Sequence[int], params: SamplingParams) -> int | None:
         limit = self.context_window
         if limit is None:
             return params.max_tokens
@@ -387,6 +421,7 @@ def load(
     numerics: str = "exact",
     block_size: int | None = None,
     prefill_step: int = 2048,
+    prefixes: int | None = 0,
     progress: Progress | None = None,
 ) -> Session:
     """Load a pair.
@@ -402,6 +437,8 @@ def load(
             target's has others, and larger blocks cost less; speculation changes no token in either.
         block_size: rows of a verify pass where a request names none; None: for each cycle what is fastest.
         prefill_step: prompt rows per forward pass.
+        prefixes: bytes that caches of earlier requests may take, for prompts that begin alike; None: half of
+            what the weights leave.
         progress: told what is under way, a download or the reading of weights, and how far it is.
 
     Raises:
@@ -449,6 +486,8 @@ def load(
             block_size=block_size,
             defaults=loaded.defaults,
             room=room,
+            prefixes=(limit - plan.total(0)) // 2 if prefixes is None else prefixes,
+            spare=lambda context: limit - plan.total(context),
         )
 
 

@@ -5,6 +5,7 @@ context for one pass and overwritten by the next append; the context is never co
 """
 
 import mlx.core as mx
+from mlx.utils import tree_map
 
 
 class LayerContext:
@@ -34,6 +35,31 @@ class LayerContext:
         self.end += keys.shape[2]
         if self.limit is not None:
             self.start = max(self.start, self.end - self.limit)
+
+    @property
+    def droppable(self) -> int:
+        """How many of the last rows `drop` can drop: all, unless some have left the window."""
+        return self.end if self.limit is None or self.end < self.limit else 0
+
+    def drop(self, rows: int) -> None:
+        """Forget the last rows."""
+        self.end -= rows
+
+    @property
+    def state(self) -> tuple[mx.array | None, mx.array | None, int, int]:
+        """Everything that rows change."""
+        return self.keys, self.values, self.start, self.end
+
+    @state.setter
+    def state(self, state: tuple[mx.array | None, mx.array | None, int, int]) -> None:
+        self.keys, self.values, self.start, self.end = state
+
+    def copy(self) -> "LayerContext":
+        """The same in arrays of its own; MLX copies their data only if one of the two is written to."""
+        copy = LayerContext()
+        copy.limit = self.limit
+        copy.state = tree_map(lambda held: mx.array(held) if isinstance(held, mx.array) else held, self.state)
+        return copy
 
     def with_block(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Context followed by these block rows, which the context does not keep."""
@@ -70,6 +96,13 @@ class DrafterContext:
     def __init__(self, windows: list[int | None]) -> None:
         self.position = 0
         self.layers = [LayerContext(window) for window in windows]
+
+    def copy(self) -> "DrafterContext":
+        """The same in arrays of its own."""
+        copy = DrafterContext([])
+        copy.position = self.position
+        copy.layers = [layer.copy() for layer in self.layers]
+        return copy
 
     @property
     def arrays(self) -> list[mx.array]:

@@ -272,7 +272,7 @@ def _phase(event: Event, texts: Mapping[int, str]) -> dict[str, Any]:
             return {
                 "phase": "prefilled",
                 "prompt_tokens": event.prompt_tokens,
-                "cached_tokens": 0,
+                "cached_tokens": event.cached_tokens,
                 "seconds": event.seconds,
                 "seed": event.seed,
                 "tokens": [token | {"origin": "target"} for token in tokens(event.tokens)],
