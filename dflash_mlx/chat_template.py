@@ -54,12 +54,13 @@ class Rendered:
 
     Attributes:
         ids: up to where the reply begins.
-        turn: how many of them the next turn's prompt will begin with too, whatever the reply is.
+        turns: how many of them other prompts may begin with too: what comes before the last message, which is
+            all that an agent says each time, and before the reply, which templates rewrite in the next turn.
         thinking: the markers of the reply's reasoning; None: none are known for this model.
     """
 
     ids: tuple[int, ...]
-    turn: int
+    turns: tuple[int, ...]
     thinking: Thinking | None
 
 
@@ -93,10 +94,11 @@ def render(
         text, messages = _with_every_system_message(tokenizer, messages, settings)
         # The template writes special tokens itself: as in the tokenizer's own apply_chat_template.
         ids = tokenizer.encode(text, add_special_tokens=False)
-        turn = len(ids) - _begun(tokenizer, messages, settings, text)
+        parts = (messages[:-1], messages)
+        turns = tuple(len(ids) - _tokens_after(tokenizer, part, settings, text) for part in parts)
     except Exception as error:  # a template is the model's own program and raises what it likes
         raise UsageError(f"the chat template cannot render these messages: {one_line(error)}") from error
-    return Rendered(tuple(int(t) for t in ids), turn, _thinking(tokenizer, text))
+    return Rendered(tuple(int(t) for t in ids), turns, _thinking(tokenizer, text))
 
 
 def levels(tokenizer: Any) -> tuple[str, ...]:
@@ -124,14 +126,16 @@ def _with_every_system_message(
     return _text(tokenizer, merged, settings), merged
 
 
-def _begun(tokenizer: Any, messages: Sequence[Mapping[str, Any]], settings: Settings, prompt: str) -> int:
-    """How many tokens of a prompt begin the reply, which the next prompt may write in another way."""
+def _tokens_after(
+    tokenizer: Any, messages: Sequence[Mapping[str, Any]], settings: Settings, prompt: str
+) -> int:
+    """How many tokens of a prompt come after these messages; 0 if it does not begin with them."""
     try:
-        before = _text(tokenizer, messages, settings, reply=False)
+        text = _text(tokenizer, messages, settings, reply=False)
     except Exception:  # see render
         return 0
-    begun = prompt.removeprefix(before)
-    return len(tokenizer.encode(begun, add_special_tokens=False)) if begun != prompt else 0
+    rest = prompt.removeprefix(text)
+    return len(tokenizer.encode(rest, add_special_tokens=False)) if text and rest != prompt else 0
 
 
 def _readable(tokenizer: Any, variables: Mapping[str, Any]) -> Settings:

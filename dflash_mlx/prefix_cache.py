@@ -10,6 +10,7 @@ these a context keeps marks, copies as they were where another prompt is likely 
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
@@ -19,8 +20,14 @@ from dflash_mlx.drafter.context import DrafterContext, LayerContext
 from dflash_mlx.errors import NumericsError
 from dflash_mlx.target.caches import Cache, arrays, copy_state, drop, droppable, fork, is_plain, leaves
 
+SLOTS = 16
+"""Contexts that are kept at most, however small they are."""
+
 MARKS = 6
 """Places that a context can go back to where it cannot be cut."""
+
+SHORT = 64
+"""Tokens that are computed again without a thought."""
 
 SMALL = 4
 """A context never pushes out one that takes so many times its memory: a short request spares a long one."""
@@ -38,12 +45,14 @@ class Context:
         tokens: one for each row.
         caches: the target's.
         drafter: the drafter's context, which has taken in the same rows; None: none drafted.
+        partings: where prompts that begin like this one went on otherwise.
     """
 
     def __init__(self, caches: list[Cache], drafter: DrafterContext | None) -> None:
         self.tokens: list[int] = []
         self.caches = caches
         self.drafter = drafter
+        self.partings: set[int] = set()
         self._marks: dict[int, list[Any]] = {}  # states of the parts, None where rows can be cut
 
     @property
@@ -81,6 +90,7 @@ class Context:
             context.drafter = self.drafter.copy()
             context.drafter.position = rows
         context.tokens = self.tokens[:rows]
+        context.partings = {place for place in self.partings if place <= rows}
         states = self._marks.get(rows) or [None] * len(self._parts)
         for part, state in zip(context._parts, states, strict=False):  # the drafter's are the last
             if state is None:
@@ -103,11 +113,11 @@ class Context:
         return [*leaves(self.caches), *(self.drafter.layers if self.drafter else ())]
 
     def _thin(self) -> None:
-        """Drop the mark that is missed least: the one between the nearest two, apart from the last ones."""
+        """Drop marks that are missed least: what would be computed again from the one before is short."""
         while len(self._marks) > MARKS:
             places = sorted(self._marks)
-            gaps = {places[i]: places[i + 1] - places[i - 1] for i in range(1, len(places) - 2)}
-            del self._marks[min(gaps, key=lambda place: gaps[place])]
+            missed = {place: place - before for before, place in pairwise([0, *places[:-1]])}
+            del self._marks[min(missed, key=lambda place: (place in self.partings, missed[place]))]
 
 
 class PrefixCache:
@@ -137,6 +147,10 @@ class PrefixCache:
         """
         source, rows = self._longest(prompt, drafted)
         context = self._make(drafted) if source is None else source.cut(rows, drafted=drafted)
+        # Where two prompts part a third is likely to: an agent's instructions end there, for one.
+        parting = max((_shared(other.tokens, prompt) for other in self._kept), default=0)
+        if parting - rows > SHORT:
+            context.partings.add(parting)
         if source is not None:
             self._kept.remove(source)
             self._kept.append(source)
@@ -172,7 +186,7 @@ class PrefixCache:
         context.settle()
         self._kept = [old for old in self._kept if not _contains(context, old)]
         self._kept.append(context)
-        while self.nbytes > self._budget:
+        while self.nbytes > self._budget or len(self._kept) > SLOTS:
             # The newest itself is the last in this order.
             self._kept.remove(next(c for c in self._kept if c.nbytes <= SMALL * context.nbytes))
 

@@ -47,14 +47,14 @@ class Prepared:
 
     Attributes:
         ids: the prompt.
-        turn: how many of its tokens the next prompt of this conversation will begin with.
+        turns: how many of its tokens other prompts may begin with too.
         thinking: the markers of the reply's reasoning, if any are known.
         block_size: rows of a verify pass; None: chosen for every cycle.
         max_tokens: of the reply, within the context; None: the context's length is not known.
     """
 
     ids: tuple[int, ...]
-    turn: int
+    turns: tuple[int, ...]
     thinking: Thinking | None
     params: SamplingParams
     block_size: int | None
@@ -170,7 +170,7 @@ class Session:
         check_bias(params, self.target.vocab_size)
         return Prepared(
             rendered.ids,
-            rendered.turn,
+            rendered.turns,
             rendered.thinking,
             params,
             self._check_block(block_size),
@@ -189,7 +189,7 @@ class Session:
             raise UsageError(f"{name} is {value!r}: it needs messages, a raw prompt has no template")
         elif isinstance(prompt, str) or _all(prompt, int):
             ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-            rendered = Rendered(tuple(int(cast(int, token)) for token in ids), len(ids), None)
+            rendered = Rendered(tuple(int(cast(int, token)) for token in ids), (), None)
         else:
             raise UsageError(f"prompt is a {type(prompt).__name__}: pass text, token ids, or messages")
         if not rendered.ids:
@@ -314,7 +314,7 @@ class Session:
                 prefill_step=self.prefill_step,
                 cancelled=self._cancelled.is_set,
                 done=len(context.tokens),
-                stops=(request.turn,) if self._prefixes and context.needs_marks else (),
+                stops=(*request.turns, *context.partings) if self._prefixes and context.needs_marks else (),
                 reached=lambda rows: context.note(ids[:rows]),
             )
             try:
