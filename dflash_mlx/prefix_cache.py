@@ -49,7 +49,7 @@ class Context:
     """
 
     def __init__(self, caches: list[Cache], drafter: DrafterContext | None) -> None:
-        self.tokens: list[int] = []
+        self.tokens: tuple[int, ...] = ()
         self.caches = caches
         self.drafter = drafter
         self.partings: set[int] = set()
@@ -66,7 +66,7 @@ class Context:
         Args:
             tokens: those of the last call, and more.
         """
-        self.tokens = list(tokens)
+        self.tokens = tuple(tokens)
         if tokens and self.needs_marks:
             states = [None if _keeps_rows(part) else copy_state(part.state) for part in self._parts]
             self._marks[len(tokens)] = states
@@ -139,7 +139,7 @@ class PrefixCache:
         return sum(context.nbytes for context in self._kept)
 
     @contextmanager
-    def resumed(self, prompt: Sequence[int], *, drafted: bool) -> Iterator[Context]:
+    def resumed(self, prompt: tuple[int, ...], *, drafted: bool) -> Iterator[Context]:
         """A context with the longest prefix of this prompt, apart from its last token; it is kept afterwards.
 
         What was computed is as good after a cancellation. If anything fails, nothing of it is kept; numbers
@@ -160,8 +160,7 @@ class PrefixCache:
             self._keep(context)
             raise
         except NumericsError:
-            if source is not None:
-                self._kept.remove(source)
+            self._kept = [other for other in self._kept if other is not source]
             raise
         self._keep(context)
 
@@ -170,7 +169,7 @@ class PrefixCache:
         while self._kept and self.nbytes > limit:
             self._kept.pop(0)
 
-    def _longest(self, prompt: Sequence[int], drafted: bool) -> tuple[Context | None, int]:
+    def _longest(self, prompt: tuple[int, ...], drafted: bool) -> tuple[Context | None, int]:
         best: tuple[Context | None, int] = None, 0
         for context in self._kept:
             if drafted and context.drafter is None:
@@ -191,9 +190,13 @@ class PrefixCache:
             self._kept.remove(next(c for c in self._kept if c.nbytes <= SMALL * context.nbytes))
 
 
-def _shared(a: Sequence[int], b: Sequence[int]) -> int:
+def _shared(a: tuple[int, ...], b: tuple[int, ...]) -> int:
     """How many tokens from the first are the same."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if a[low:middle] == b[low:middle] else (low, middle - 1)
+    return low
 
 
 def _contains(new: Context, old: Context) -> bool:

@@ -336,7 +336,7 @@ class Session:
 
     # --- earlier prompts --------------------------------------------------------------------------
 
-    def _resumed(self, ids: Sequence[int], *, drafted: bool) -> AbstractContextManager[Context]:
+    def _resumed(self, ids: tuple[int, ...], *, drafted: bool) -> AbstractContextManager[Context]:
         """What is known of this prompt already; what the reply adds to it stays for the next."""
         if self._prefixes is None:
             return nullcontext(self._new_context(drafted))
