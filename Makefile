@@ -8,12 +8,14 @@ export PYTHON
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
 
-demo:  ## set everything up, complete a piece of code, compare speculative with plain decoding
+demo:  ## set everything up, let a small model answer, compare speculative with plain decoding
 	@scripts/bootstrap.sh
+	@.venv/bin/python scripts/get_smollm2.py
 	@.venv/bin/python scripts/demo.py
 
 test:  ## set everything up and run the tests
 	@scripts/bootstrap.sh --dev
+	@.venv/bin/python scripts/get_smollm2.py
 	@.venv/bin/python -m pytest --numprocesses auto --maxprocesses 4
 
 lint:  ## style, format and types

@@ -131,6 +131,6 @@ def _draft_pass(target: Target, drafter: DrafterModel) -> float:
     times = []
     for _ in range(CYCLES):
         start = time.perf_counter()
-        mx.eval(proposer.propose(0, drafter.config.block_size, target.embed, target.head).tokens)
+        mx.eval(proposer.propose(0, drafter.config.block_size, target.embed, target.draft_head).tokens)
         times.append(time.perf_counter() - start)
     return min(times[1:])

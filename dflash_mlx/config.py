@@ -44,6 +44,7 @@ class DrafterConfig:
         is_causal: per layer, whether block rows see only block rows before them.
         conv_kernel_size: taps of the dynamic convolution; 0 for the first generation, which has none.
         selector_rank: width of the candidate selector's codebooks; 0 for the first generation.
+        draft_head_size: how many token ids the drafter proposes from, listed in its checkpoint; 0: all.
     """
 
     hidden_size: int
@@ -71,6 +72,7 @@ class DrafterConfig:
     conv_group_size: int = 0
     selector_rank: int = 0
     selector_top_k: int = 0
+    draft_head_size: int = 0
     quantization: Quantization | None = None
 
     @property
@@ -140,6 +142,7 @@ class _Reader:
             conv_group_size=conv_group,
             selector_rank=rank,
             selector_top_k=top_k,
+            draft_head_size=self._draft_head_size(vocab, top_k),
             quantization=self._quantization(),
         )
 
@@ -165,6 +168,17 @@ class _Reader:
         if top_k > vocab:
             raise _bad("dflash_config.selector_top_k", top_k, f"it exceeds vocab_size ({vocab})")
         return kernel, group, rank, top_k
+
+    def _draft_head_size(self, vocab: int, top_k: int) -> int:
+        key = "draft_head_size"
+        if key not in self.nested:
+            return 0
+        size = self._positive(key, source=self.nested)
+        if not max(top_k, 1) <= size <= vocab:
+            raise _bad(
+                f"dflash_config.{key}", size, f"it must lie between selector_top_k ({top_k}) and {vocab}"
+            )
+        return size
 
     # --- the block ----------------------------------------------------------------------------
 

@@ -325,7 +325,7 @@ class _Reply:
             self.anchor,
             rows,
             self.target.embed,
-            self.target.head,
+            self.target.draft_head,
             self.sampler.temperature,
             None if noise is None else noise[:-1],
         )

@@ -29,7 +29,10 @@ def parser() -> argparse.ArgumentParser:
     """The command line, from which the documentation's table is made."""
     p = argparse.ArgumentParser(prog="python -m dflash_mlx.generate", description="One reply to one prompt.")
     p.add_argument("prompt", nargs="?", default="-", help="the prompt; - (default) reads standard input")
-    p.add_argument("--model", help="target: folder or hub id of an mlx-lm model (default: the embedded pair)")
+    p.add_argument(
+        "--model",
+        help="target: folder or hub id of an mlx-lm model (default: SmolLM2 if here, else the embedded pair)",
+    )
     p.add_argument("--draft", help="drafter: folder or hub id; none: decode plainly (default: the pair's)")
     p.add_argument(
         "--numerics",

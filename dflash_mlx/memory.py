@@ -61,7 +61,8 @@ class Plan:
     """The memory of a pair; all in bytes.
 
     Attributes:
-        weights, drafter_weights: parameters as they will be in memory, after casts and quantization.
+        weights, drafter_weights: parameters as they will be in memory, after casts and quantization; the rows
+            of the target's head that the drafter has for itself are its own.
         caches, drafter_caches: one per cache.
         prefill_step: prompt rows per pass.
         row: what a pass needs for each of its rows.
@@ -137,7 +138,7 @@ def plan(target: Target, drafter: DrafterModel | None, prefill_step: int = 2048)
         row += 2 * len(drafter.config.target_layer_ids) * target.hidden_size * itemsize
     return Plan(
         weights=_weights(target.model),
-        drafter_weights=0 if drafter is None else _weights(drafter),
+        drafter_weights=0 if drafter is None else _weights(drafter) + _head_rows(target, drafter),
         caches=tuple(_held(cache, prefill_step) for cache in leaves(caches)),
         drafter_caches=() if drafter is None else _drafter_caches(drafter, prefill_step),
         prefill_step=prefill_step,
@@ -195,6 +196,12 @@ def wire() -> None:
 def _weights(model: nn.Module) -> int:
     parameters: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
     return sum(parameter.nbytes for parameter in parameters.values())
+
+
+def _head_rows(target: Target, drafter: DrafterModel) -> int:
+    """Of the rows of the target's head that a drafter with a list of token ids has for itself."""
+    ids = drafter.head_ids
+    return 0 if ids is None else sum(array.nbytes for array in target.head_rows(ids).arrays)
 
 
 def _nbytes(cache: Cache) -> int:

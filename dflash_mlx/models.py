@@ -58,13 +58,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def listing(limit: int) -> Iterator[str]:
     """A line per pair, against `limit` bytes of memory."""
     ids = hub.cached_ids()
-    yield f"{'target':<34} {'drafter':<46} {'block':>5} {'download':>9} {'memory':>9}  here"
+    yield f"{'target':<35} {'drafter':<46} {'block':>5} {'download':>9} {'memory':>9}  here"
     for pair in PUBLIC:
         size = (pair.target_billions * BITS / 8 + pair.drafter_billions * 2) * 1e9
         fits = "fits" if size * OVERHEAD <= limit else "too large"
         cached = _cached(pair, ids)
         yield (
-            f"{pair.target:<34} {pair.drafter:<46} {pair.block_size or '':>5} {readable(size):>9} "
+            f"{pair.target:<35} {pair.drafter_name:<46} {pair.block_size or '':>5} {readable(size):>9} "
             f"{readable(size * OVERHEAD):>9}  {', '.join([fits, *cached])}"
         )
     yield ""
@@ -75,9 +75,11 @@ def listing(limit: int) -> Iterator[str]:
 
 
 def _cached(pair: Pair, ids: Sequence[str]) -> list[str]:
-    """What of a pair is in the hub's cache, in words."""
+    """What of a pair is here already, in words."""
     found = []
-    if hub.cached(pair.drafter, pair.revision):
+    if Path(pair.drafter).is_absolute():
+        found.append("drafter in this package")
+    elif hub.cached(pair.drafter, pair.revision):
         found.append("drafter cached")
     found += [f"{name} cached" for name in ids if name != pair.drafter and pair.base.lower() in name.lower()]
     return found

@@ -57,6 +57,12 @@ class Pair:
         """The target's name without its owner."""
         return self.target.rpartition("/")[2]
 
+    @property
+    def drafter_name(self) -> str:
+        """What the drafter is called: its id on the hub, or the name of its folder."""
+        path = Path(self.drafter)
+        return path.name if path.is_absolute() else self.drafter
+
 
 @dataclass(frozen=True)
 class Match:
@@ -69,11 +75,23 @@ class Match:
 EMBEDDED = Pair(str(DEMO / "demo-target"), str(DEMO / "demo-drafter"), block_size=5)
 """The small trained pair that ships with the package: it completes Python and cannot converse."""
 
+SMOLLM2 = Pair(
+    "HuggingFaceTB/SmolLM2-135M-Instruct",
+    str(DEMO / "smollm2-drafter"),
+    Shape("llama", 576, 30, 49152),
+    block_size=5,
+    target_billions=0.135,
+    drafter_billions=0.012,
+    siblings=("SmolLM-135M",),
+)
+"""A small model that converses. Its drafter was trained here and ships with the package."""
+
 _QWEN3_5_27B = Shape("qwen3_5", 5120, 64, 248320)
 _QWEN3_5_35B = Shape("qwen3_5_moe", 2048, 40, 248320)
 
 PUBLIC: tuple[Pair, ...] = (
     # DFlash 2
+    SMOLLM2,
     Pair(
         "Qwen/Qwen3.8-27B",
         "z-lab/Qwen3.8-27B-DFlash2",
@@ -241,7 +259,7 @@ PUBLIC: tuple[Pair, ...] = (
         siblings=("Llama-3-8B", "Meta-Llama-3-8B"),
     ),
 )
-"""The released drafters whose targets mlx-lm runs; sizes from their configs, model cards and file lists."""
+"""The drafters for public targets that mlx-lm runs; sizes from their configs, model cards and file lists."""
 
 
 def drafter_for(folder: Path, name: str) -> Match:
@@ -296,7 +314,8 @@ def find(config: Mapping[str, Any], names: Sequence[str] = ()) -> Match:
     base = _origin(names, [name for pair in pairs for name in (_stem(pair.base), *pair.siblings)])
     made_for_it = [pair for pair in pairs if _stem(pair.base) == base]
     if made_for_it:
-        return Match(made_for_it[0], f"drafter {made_for_it[0].drafter}, made for {made_for_it[0].base}")
+        pair = made_for_it[0]
+        return Match(pair, f"drafter {pair.drafter_name}, made for {pair.base}")
     if base is not None:
         raise PairError(
             f"no drafter is known for {base}; {offered} has its shape, but learned from another model: {hint}"
@@ -308,7 +327,7 @@ def find(config: Mapping[str, Any], names: Sequence[str] = ()) -> Match:
     [pair] = pairs
     return Match(
         pair,
-        f"drafter {pair.drafter}, chosen by the target's shape; it was made for {pair.base}, and drafts "
+        f"drafter {pair.drafter_name}, chosen by the target's shape; it was made for {pair.base}, and drafts "
         "worse the further the target is from it",
     )
 

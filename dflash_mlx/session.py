@@ -8,6 +8,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
 
+import mlx.core as mx
+
 from dflash_mlx import calibrate, hub, memory
 from dflash_mlx.chat_template import Rendered, levels, render
 from dflash_mlx.decode import CLEAR_EVERY, decode
@@ -21,12 +23,13 @@ from dflash_mlx.errors import (
 )
 from dflash_mlx.events import Event, Finished, Prefilled
 from dflash_mlx.kernels import Kernels, Walker
-from dflash_mlx.pairs import EMBEDDED, drafter_for
+from dflash_mlx.pairs import drafter_for
 from dflash_mlx.params import SamplingParams
 from dflash_mlx.prefix_cache import Context, PrefixCache
 from dflash_mlx.result import Result, collect
 from dflash_mlx.sampling import Sampler, check_bias
 from dflash_mlx.schedule import Adaptive, Costs, Fixed, Policy
+from dflash_mlx.smollm2 import default_target
 from dflash_mlx.target import Target, load_target
 from dflash_mlx.target.exactness import EXACT, FAST, measure_exactness
 from dflash_mlx.target.load import Tokenizer, read_weights
@@ -129,7 +132,7 @@ class Session:
         """Attach the drafter to the target, and have every kernel compiled before the first reply."""
         config = drafter.config
         self.target.check_fit(config)
-        self.target.attach(config.target_layer_ids)
+        self.target.attach(config.target_layer_ids, drafter.head_ids)
         self.fallbacks = self.target.linears.fallbacks
         if config.selector_rank and self.target.kernels.device.metal:
             shape = config.selector_top_k, config.selector_rank, drafter.dtype
@@ -427,7 +430,8 @@ def load(
     """Load a pair.
 
     Args:
-        target: folder or hub id of an mlx-lm model; None: the embedded target.
+        target: folder or hub id of an mlx-lm model; None: SmolLM2 if it is here, else the embedded target,
+            in float32 on a CPU.
         drafter: folder or hub id of a DFlash drafter; None: the one known for this target; "none": plain.
         revision, draft_revision: branch, tag or commit on the hub; a known drafter has one of its own.
         draft_bits: quantize the drafter's linear layers to 4 or 8 bits.
@@ -451,8 +455,14 @@ def load(
     if numerics not in NUMERICS:
         raise UsageError(f"numerics is {numerics!r}: it must be exact or fast")
     limit = memory.available()
-    target = target or EMBEDDED.target
-    folder, notes = _get(target, revision, progress)
+    notes: list[str] = []
+    if target is None:
+        target, note = default_target()
+        notes.append(note)
+        # Both are small, and MLX's products with quantized weights cost the same for every row on a CPU.
+        dequantize |= mx.default_device().type == mx.DeviceType.cpu
+    folder, more = _get(target, revision, progress)
+    notes += more
     if drafter is None:
         match = drafter_for(folder, target)
         drafter, draft_revision = match.pair.drafter, draft_revision or match.pair.revision

@@ -1,37 +1,51 @@
-"""Complete a piece of real code with the embedded pair; show what speculation changed and what not."""
+"""Let a small model answer, or complete real code; show what speculation changed and what not."""
 
 import json
 import sys
+from collections.abc import Sequence
 
 import mlx.core as mx
 
 from dflash_mlx import Result, SamplingParams, Session, load
 from dflash_mlx.generate import statistics
-from dflash_mlx.pairs import DEMO
+from dflash_mlx.pairs import DEMO, EMBEDDED
+from dflash_mlx.smollm2 import default_pair
+
+Prompt = str | list[dict[str, str]]
 
 TOKENS = 96
+# None of them is a prompt that the drafter was trained on.
+QUESTIONS: list[Prompt] = [
+    [{"role": "user", "content": question}]
+    for question in (
+        "How do I keep a bicycle chain from rusting?",
+        "Write a Python function that returns the three most common words of a text.",
+        "What should I bring to a picnic with eight people?",
+        "Explain why the sky is blue at noon and orange in the evening.",
+    )
+]
 
 
 def main() -> int:
     """Returns 1 if speculation changed the text, which must never be."""
-    on_cpu = mx.default_device().type == mx.DeviceType.cpu
-    session = load(dequantize=on_cpu)
-    print("Target: a small Qwen3.5-style hybrid that completes Python. Drafter: DFlash 2, block 5.")
+    session = load()
     for note in session.notes:
         print(note)
-    if on_cpu:
+    if mx.default_device().type == mx.DeviceType.cpu:
         print(
             "(MLX's quantized matmul on the CPU costs the same for every row, so speculation could not pay.)"
         )
-    prompts: list[str] = json.loads((DEMO / "held_out.json").read_text(encoding="utf-8"))
+    code: list[Prompt] = json.loads((DEMO / "held_out.json").read_text(encoding="utf-8"))
+    prompts = code if default_pair() is EMBEDDED else QUESTIONS
     show(session, prompts[0])
     return 0 if compare(session, prompts) else 1
 
 
-def show(session: Session, prompt: str) -> None:
-    """Print one completion as it is verified."""
+def show(session: Session, prompt: Prompt) -> None:
+    """Print one reply as it is verified."""
     dim, bold, plain = ("\033[2m", "\033[1m", "\033[0m") if sys.stdout.isatty() else ("", "", "")
-    print(f"\n{dim}{prompt}{plain}{bold}", end="")
+    asked = prompt if isinstance(prompt, str) else f"{prompt[-1]['content']}\n\n"
+    print(f"\n{dim}{asked}{plain}{bold}", end="")
     events = []
     for event in session.stream(prompt, SamplingParams(max_tokens=TOKENS), block_size=session.largest_block):
         print(event.text, end="", flush=True)
@@ -39,7 +53,7 @@ def show(session: Session, prompt: str) -> None:
     print(plain)
 
 
-def compare(session: Session, prompts: list[str]) -> bool:
+def compare(session: Session, prompts: Sequence[Prompt]) -> bool:
     """Decode every prompt both ways, in turns, and print the figures. Returns whether the tokens agree."""
     params = SamplingParams(max_tokens=TOKENS)
     seconds = {True: 0.0, False: 0.0}
@@ -57,7 +71,7 @@ def compare(session: Session, prompts: list[str]) -> bool:
         committed += sum(c.committed for c in results[True].cycles)
         last = results[True]
     assert last is not None
-    print(f"\nThe last of {len(prompts)} completions: {statistics(last, session.exactness)}")
+    print(f"\nThe last of {len(prompts)} replies: {statistics(last, session.exactness)}")
     print(f"\nOver all of them: tau {committed / cycles:.2f} tokens per verify cycle, bonus included")
     print(f"speculative {seconds[False] / seconds[True]:.2f}x the speed of plain decoding, on this machine")
     if sys.platform == "linux" and seconds[False] < 1.2 * seconds[True]:

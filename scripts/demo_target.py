@@ -16,7 +16,6 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-import mlx.optimizers as optim
 import numpy as np
 from demo_corpus import END_ID, encode_documents, read_corpus, split_corpus, train_tokenizer
 from mlx.utils import tree_flatten
@@ -25,6 +24,7 @@ from mlx_lm.utils import quantize_model, save_config
 
 from dflash_mlx.train.chunked import use_chunked_delta_rule
 from dflash_mlx.train.optimizer import make_optimizer
+from dflash_mlx.train.step import make_step
 
 ARCHITECTURE: dict[str, Any] = {
     "architectures": ["Qwen3_5ForCausalLM"],
@@ -132,7 +132,7 @@ def train_target(model: nn.Module, windows: np.ndarray, recipe: TargetRecipe) ->
     """Train in place over randomly ordered windows; returns the mean loss of the last hundred steps."""
     model.train()
     optimizer = make_optimizer(recipe.steps, recipe.peak_rate, recipe.warmup, recipe.weight_decay)
-    loss_and_gradient = nn.value_and_grad(model, next_token_loss)
+    move = make_step(model, optimizer, next_token_loss)
     rng = np.random.default_rng(recipe.seed)
     epochs = -(-recipe.steps * recipe.rows // len(windows))
     order = np.concatenate([rng.permutation(len(windows)) for _ in range(epochs)])
@@ -140,11 +140,7 @@ def train_target(model: nn.Module, windows: np.ndarray, recipe: TargetRecipe) ->
     started = time.monotonic()
     for step in range(recipe.steps):
         rows = mx.array(windows[order[step * recipe.rows : (step + 1) * recipe.rows]])
-        loss, gradient = loss_and_gradient(model, rows)
-        gradient, _ = optim.clip_grad_norm(gradient, 1.0)
-        optimizer.update(model, gradient)
-        mx.eval(loss, model.parameters(), optimizer.state)
-        losses.append(loss.item())
+        losses.append(move(rows))
         if step % 20 == 19:
             pace = (time.monotonic() - started) / (step + 1)
             print(

@@ -19,6 +19,8 @@ from typing import Any
 
 import httpx
 
+from dflash_mlx.pairs import EMBEDDED
+
 CODE = "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n"
 LONG_PROMPT = CODE * 120
 
@@ -60,7 +62,8 @@ def main() -> int:
 @contextmanager
 def served(*options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A server as a child process."""
-    command = [sys.executable, "-m", "dflash_mlx.server", "--port", "0", "--exit-with-parent", *options]
+    pair = ["--model", EMBEDDED.target, "--port", "0", "--exit-with-parent"]
+    command = [sys.executable, "-m", "dflash_mlx.server", *pair, *options]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )

@@ -39,9 +39,11 @@ from dflash_mlx.config import DrafterConfig
 from dflash_mlx.drafter.load import load_drafter
 from dflash_mlx.target.load import load_target
 from dflash_mlx.target.target import Target
-from dflash_mlx.train.data import Sample, Sampling, load_samples, respond, save_samples
 from dflash_mlx.train.evaluate import evaluate_drafter
-from dflash_mlx.train.fit import FitRecipe, fit_drafter, new_drafter, save_drafter
+from dflash_mlx.train.fit import FitRecipe, fit_drafter, save_drafter
+from dflash_mlx.train.initial import new_drafter
+from dflash_mlx.train.respond import GREEDY, Responder, Sampling, batch_prompts
+from dflash_mlx.train.shards import Sample, load_samples, save_samples
 
 MODELS = Path(__file__).parent.parent / "dflash_mlx" / "demo"
 
@@ -109,7 +111,7 @@ def main() -> None:
         "--models", type=Path, default=MODELS, help="where the two model folders and the card go"
     )
     options = parser.parse_args()
-    plan = Plan(options.work, options.models, TargetRecipe(), FitRecipe())
+    plan = Plan(options.work, options.models, TargetRecipe(), FitRecipe(anchors=32))
     plan.work.mkdir(parents=True, exist_ok=True)
 
     target_report = train_target_stage(plan)
@@ -139,14 +141,17 @@ def responses_stage(plan: Plan, target: Target, *, held_out: bool) -> list[Sampl
     file = plan.work / ("held_out.safetensors" if held_out else "responses.safetensors")
     if file.exists():
         print(f"data: found {file}", flush=True)
-        return load_samples(file)
+        return load_samples([file])
     documents = split_corpus(read_corpus())[held_out]
     tokenizer = Tokenizer.from_file(str(plan.target_folder / "tokenizer.json"))
     count, seed = (plan.held_out, 1) if held_out else (plan.responses, 0)
     prompts = cut_prompts(encode_documents(tokenizer, documents), count, seed)
-    sampling = Sampling(greedy_share=1.0, temperature=0.0) if held_out else Sampling()
-    taps = DRAFTER["dflash_config"]["target_layer_ids"]
-    samples = respond(target.model, taps, prompts, frozenset([END_ID]), sampling, seed)
+    sampling = GREEDY if held_out else Sampling()
+    samples: list[Sample] = []
+    with Responder(target, DRAFTER["dflash_config"]["target_layer_ids"], frozenset([END_ID])) as responder:
+        for number, batch in enumerate(batch_prompts(prompts, sampling.rows)):
+            samples += responder.respond([prompts[i] for i in batch], sampling, seed + number)
+            print(f"data: {len(samples)}/{len(prompts)} responses", flush=True)
     save_samples(samples, file)
     return samples
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 import dflash_mlx
-from dflash_mlx.pairs import DEMO
+from dflash_mlx.pairs import DEMO, EMBEDDED
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -19,7 +19,7 @@ def own_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
 @pytest.fixture(scope="session")
 def pair() -> "dflash_mlx.Session":
-    return dflash_mlx.load(dequantize=True)
+    return dflash_mlx.load(EMBEDDED.target, dequantize=True)
 
 
 @pytest.fixture(scope="session")

@@ -23,8 +23,9 @@ from dflash_mlx.sampling import Sampler
 from dflash_mlx.schedule import Fixed
 from dflash_mlx.target import Target
 from dflash_mlx.target.caches import arrays
-from dflash_mlx.train.data import Sample
 from dflash_mlx.train.fit import FitRecipe, fit_drafter
+from dflash_mlx.train.losses import Goal
+from dflash_mlx.train.shards import Sample, narrow
 
 EXACT = "exact"
 ROW_WISE = "exact, its {} row by row"
@@ -149,8 +150,10 @@ def fitted(target: Target, config: DrafterConfig, prompt: list[int], reply: list
     _, taps = target.forward(mx.array(text[:-1]), target.make_cache())
     assert taps is not None
     model = network(config, random_weights(config))
-    sample = Sample(np.array(text), taps[0], len(prompt))
-    recipe = FitRecipe(steps=STEPS, rows=1, anchors=8, peak_rate=1e-2, warmup=2, edge_dropout=0.0)
+    unused = np.zeros((len(text) - 1, target.hidden_size), dtype=np.uint16)  # with a goal of tokens alone
+    sample = Sample(np.array(text), narrow(taps[0]), unused, len(prompt))
+    goal = Goal(soft=0.0, prefix=0.0, edge_dropout=0.0)
+    recipe = FitRecipe(steps=STEPS, rows=1, anchors=8, peak_rate=1e-2, warmup=2, goal=goal)
     fit_drafter(model, target, [sample], recipe)
     return model
 

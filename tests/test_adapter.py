@@ -44,8 +44,8 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("dequantize", [True, False])
 def test_an_adapter_changes_the_text_and_speculation_does_not(adapter: Path, dequantize: bool) -> None:
-    without = load(dequantize=dequantize).generate(PROMPT, PARAMS)
-    session = load(adapter=str(adapter), dequantize=dequantize)
+    without = load(EMBEDDED.target, dequantize=dequantize).generate(PROMPT, PARAMS)
+    session = load(EMBEDDED.target, adapter=str(adapter), dequantize=dequantize)
     assert f"adapter {adapter}" in session.notes
     assert session.exactness == "exact"
     plain = session.generate(PROMPT, PARAMS, speculative=False)
@@ -55,7 +55,7 @@ def test_an_adapter_changes_the_text_and_speculation_does_not(adapter: Path, deq
         assert result.tokens == plain.tokens
     assert any(cycle.drafted for cycle in result.cycles)
     logits, _ = session.target.forward(mx.array(session.encode(PROMPT)), session.target.make_cache())
-    bare = load(dequantize=dequantize).target
+    bare = load(EMBEDDED.target, dequantize=dequantize).target
     others, _ = bare.forward(mx.array(session.encode(PROMPT)), bare.make_cache())
     assert not mx.allclose(logits, others, atol=0.1)
 
@@ -99,10 +99,10 @@ def test_what_is_no_adapter_for_this_target_is_one_line(
     folder = Path(shutil.copytree(adapter, tmp_path / "adapter"))
     harm(folder)
     with pytest.raises(ModelError, match=message) as caught:
-        load(adapter=str(folder), drafter="none")
+        load(EMBEDDED.target, adapter=str(folder), drafter="none")
     assert "\n" not in str(caught.value)
 
 
 def test_an_adapter_that_is_nowhere_is_refused() -> None:
     with pytest.raises(ModelError, match="'/no/such' is neither a folder nor a hub id"):
-        load(adapter="/no/such")
+        load(EMBEDDED.target, adapter="/no/such")

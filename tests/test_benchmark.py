@@ -23,6 +23,7 @@ from dflash_mlx.benchmark.report import Interval, Report, report
 from dflash_mlx.errors import DFlashError
 from dflash_mlx.events import Block
 from dflash_mlx.generate import main as generate
+from dflash_mlx.pairs import EMBEDDED
 from dflash_mlx.params import SamplingParams
 from dflash_mlx.result import Result
 
@@ -190,7 +191,18 @@ def test_block_sizes_that_are_none(text: str) -> None:
 
 def test_the_command_prints_json_and_draws(tmp_path: Path) -> None:
     plot = tmp_path / "out.svg"
-    options = ["--dequantize", "--num-prompts", "1", "--max-tokens", "8", "--block-size", "3", "--json"]
+    options = [
+        "--model",
+        EMBEDDED.target,
+        "--dequantize",
+        "--num-prompts",
+        "1",
+        "--max-tokens",
+        "8",
+        "--block-size",
+        "3",
+        "--json",
+    ]
     done = subprocess.run(
         [sys.executable, "-W", "error", "-m", "dflash_mlx.benchmark", *options, "--plot", str(plot)],
         capture_output=True,

@@ -221,6 +221,18 @@ REJECTED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         changed({"selector_top_k": 300000}),
         ("dflash_config.selector_top_k", "300000", "vocab_size (248320)"),
     ),
+    "an empty draft head": (
+        changed({"draft_head_size": 0}),
+        ("dflash_config.draft_head_size", "0", "positive integer"),
+    ),
+    "a draft head smaller than the candidates": (
+        changed({"draft_head_size": 15}),
+        ("dflash_config.draft_head_size", "15", "selector_top_k (16)"),
+    ),
+    "a draft head larger than the vocabulary": (
+        changed({"draft_head_size": 248321}),
+        ("dflash_config.draft_head_size", "248321", "248320"),
+    ),
     "softcap negative": (
         changed(final_logit_softcapping=-30),
         ("final_logit_softcapping", "-30", "positive"),

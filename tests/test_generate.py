@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
-COMMAND = [sys.executable, "-W", "error", "-m", "dflash_mlx.generate"]
+from dflash_mlx.pairs import EMBEDDED
+
+COMMAND = [sys.executable, "-W", "error", "-m", "dflash_mlx.generate", "--model", EMBEDDED.target]
 
 
 def run(*args: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:

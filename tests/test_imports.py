@@ -17,7 +17,8 @@ PACKAGES = ("dflash_mlx", "metal/dflash_metal", "app/dflash_chat")
 LAYERS: tuple[set[str], ...] = (
     {"errors", "terminal"},
     {"config", "events", "memo", "pairs", "params", "progress", "remote", "tensors", "dflash_metal"},
-    {"kernels", "hub"},
+    {"kernels", "hub", "gguf"},
+    {"smollm2"},
     {"drafter", "target"},
     {"memory", "sampling", "schedule"},
     {"decode", "result"},

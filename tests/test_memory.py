@@ -15,6 +15,7 @@ from dflash_mlx.config import DrafterConfig
 from dflash_mlx.decode import decode
 from dflash_mlx.drafter import Drafter, DrafterModel
 from dflash_mlx.memory import Held, Plan, available, check_room, plan
+from dflash_mlx.pairs import EMBEDDED
 from dflash_mlx.sampling import Sampler
 from dflash_mlx.schedule import Fixed
 from dflash_mlx.target import Target
@@ -182,7 +183,7 @@ def test_loading_stops_before_the_weights_are_read(monkeypatch: pytest.MonkeyPat
     mx.reset_peak_memory()
     before = mx.get_active_memory()
     with pytest.raises(OutOfMemoryError, match="not enough memory"):
-        load(drafter="none")
+        load(EMBEDDED.target, "none")
     assert mx.get_peak_memory() - before < 1_000_000
 
 
@@ -191,9 +192,9 @@ def cramped(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Session]:
     """The embedded target where there is memory for some 1500 of its 4096 tokens."""
 
     def load_it() -> Session:
-        full = plan(load(drafter="none", dequantize=True).target, None)
+        full = plan(load(EMBEDDED.target, "none", dequantize=True).target, None)
         monkeypatch.setattr(memory_module, "available", lambda: full.total(1500))
-        return load(drafter="none", dequantize=True)
+        return load(EMBEDDED.target, "none", dequantize=True)
 
     return load_it
 

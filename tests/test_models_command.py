@@ -11,7 +11,7 @@ import pytest
 
 from dflash_mlx.errors import ModelError
 from dflash_mlx.models import inspect, listing, main
-from dflash_mlx.pairs import EMBEDDED, PUBLIC
+from dflash_mlx.pairs import EMBEDDED, PUBLIC, SMOLLM2
 
 # Whatever asks a proxy at this address for the network is refused.
 NO_NETWORK = {"HTTPS_PROXY": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9"}
@@ -37,8 +37,9 @@ def test_every_pair_is_listed_against_this_machine_and_the_cache(tmp_path: Path)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     for pair in PUBLIC:
-        [line] = [line for line in done.stdout.splitlines() if line.split()[1:2] == [pair.drafter]]
+        [line] = [line for line in done.stdout.splitlines() if line.split()[1:2] == [pair.drafter_name]]
         assert ("drafter cached" in line) == (pair is known)
+        assert ("drafter in this package" in line) == (pair is SMOLLM2)
     assert "available" in done.stdout
 
 

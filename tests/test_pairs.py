@@ -32,7 +32,7 @@ def test_a_base_and_its_quantizations_find_the_drafter_made_for_them(known: Pair
     for name in (known.target, f"mlx-community/{known.base}-4bit", f"/models/{known.base.lower()}-MLX-8bit"):
         match = find(config(known), [name])
         assert match.pair is known
-        assert known.drafter in match.note
+        assert known.drafter_name in match.note
 
 
 def test_nested_and_text_only_configs_are_the_same_target() -> None:
@@ -71,6 +71,7 @@ def test_where_bases_share_a_shape_the_first_telling_name_decides() -> None:
         ("Qwen3-Coder-30B-A3B-Instruct", "Qwen/Qwen3-30B-A3B"),
         ("Qwen3-Coder-Next", "Qwen/Qwen3-Next-80B-A3B-Instruct"),
         ("Llama-3.1-8B-Instruct", "meta-llama/Meta-Llama-3-8B-Instruct"),
+        ("SmolLM2-135M-Instruct", "HuggingFaceTB/SmolLM-135M-Instruct"),
     ],
 )
 def test_a_sibling_without_a_drafter_is_not_given_its_neighbours(base: str, name: str) -> None:

@@ -57,7 +57,7 @@ def test_the_embedded_pair_gives_mlx_lms_tokens_at_every_block_size(
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_the_quantized_pair_with_a_quantized_drafter_does_too(held_out: list[str], bits: int) -> None:
-    session = load(draft_bits=bits)
+    session = load(EMBEDDED.target, draft_bits=bits)
     assert session.target.quantized
     assert session.largest_block == 5
     ids = session.encode(held_out[0])
@@ -180,7 +180,7 @@ def test_the_reply_ends_where_the_context_ends(pair: Session, monkeypatch: pytes
 
 
 def test_tokens_end_with_the_eos_and_text_does_not_contain_it(held_out: list[str]) -> None:
-    session = load(dequantize=True)
+    session = load(EMBEDDED.target, dequantize=True)
     free = session.generate(held_out[0], PARAMS)
     end = 20
     session.tokenizer.add_eos_token(session.tokenizer.convert_ids_to_tokens(free.tokens[end]))
@@ -218,7 +218,7 @@ def test_an_abandoned_stream_leaves_the_session_usable(pair: Session, held_out: 
 
 
 def test_streams_of_two_sessions_can_alternate(pair: Session, held_out: list[str]) -> None:
-    other = load(dequantize=True)
+    other = load(EMBEDDED.target, dequantize=True)
     expected = [pair.generate(p, PARAMS).tokens for p in held_out[:2]]
     streams = [pair.stream(held_out[0], PARAMS), other.stream(held_out[1], PARAMS)]
     out: list[tuple[int, ...]] = [(), ()]
@@ -255,7 +255,7 @@ def test_characters_split_over_tokens_and_blocks_come_whole(
 
 
 def test_close_leaves_mlx_lms_model_as_it_was_loaded() -> None:
-    session = load()
+    session = load(EMBEDDED.target)
     model = session.target.model
     assert any(type(m).__name__.startswith("_") for m in model.modules())
     session.close()
@@ -263,9 +263,9 @@ def test_close_leaves_mlx_lms_model_as_it_was_loaded() -> None:
 
 
 def test_on_the_cpu_a_cast_is_said(tmp_path: Path) -> None:
-    assert load(dequantize=True).notes == ("target dequantized to float32",)
-    assert load().notes == ("running on the CPU: target cast from bfloat16 to float32",)
-    dtypes = {m.scales.dtype for m in load().target.model.modules() if "scales" in m}
+    assert load(EMBEDDED.target, dequantize=True).notes == ("target dequantized to float32",)
+    assert load(EMBEDDED.target).notes == ("running on the CPU: target cast from bfloat16 to float32",)
+    dtypes = {m.scales.dtype for m in load(EMBEDDED.target).target.model.modules() if "scales" in m}
     assert dtypes == {mx.float32}
 
 
@@ -330,11 +330,11 @@ def test_damaged_weights_are_one_line(tmp_path: Path) -> None:
 
 def test_draft_bits_are_validated() -> None:
     with pytest.raises(UsageError, match="draft_bits is 3"):
-        load(draft_bits=3)
+        load(EMBEDDED.target, draft_bits=3)
 
 
 def test_without_a_drafter_only_blocks_of_one_row_are_offered(held_out: list[str]) -> None:
-    session = load(drafter="none", dequantize=True)
+    session = load(EMBEDDED.target, drafter="none", dequantize=True)
     assert session.largest_block == 1
     with pytest.raises(UsageError, match="there is no drafter"):
         session.stream("x", block_size=2)
@@ -391,7 +391,7 @@ def test_another_thread_is_told_so_and_may_cancel(pair: Session, held_out: list[
 
 
 def test_the_prefill_step_is_one_setting_for_every_path(held_out: list[str]) -> None:
-    session = load(dequantize=True, prefill_step=8)
+    session = load(EMBEDDED.target, dequantize=True, prefill_step=8)
     ids = session.encode(held_out[0])
     stock = [
         r.token

@@ -446,10 +446,11 @@ def models() -> tuple[str, ...]:
 
 def zoo_model(name: str, *, bits: int | None = None) -> nn.Module:
     """A random model, small."""
-    return random_model(name, _config(name), bits=bits)
+    return random_model(name, zoo_config(name), bits=bits)
 
 
-def _config(name: str) -> dict[str, Any]:
+def zoo_config(name: str) -> dict[str, Any]:
+    """Its config.json, but for the model's type."""
     fields = {field.name for field in dataclasses.fields(_module(name).ModelArgs)}
     others = dict(_OTHERS.get(name, {}))
     if "text_config" in fields:

@@ -21,7 +21,10 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="dflash-chat", description="Chat with a local model, and see it speculate."
     )
-    p.add_argument("--model", help="target: folder or hub id of an mlx-lm model (default: the embedded pair)")
+    p.add_argument(
+        "--model",
+        help="target: folder or hub id of an mlx-lm model (default: SmolLM2 if here, else the embedded pair)",
+    )
     p.add_argument("--draft", help="drafter: folder or hub id; none: decode plainly (default: the pair's)")
     p.add_argument("--numerics", help="exact (default) or fast, as for the server")
     p.add_argument("--block-size", help="rows of a verify pass, or auto (default), as for the server")

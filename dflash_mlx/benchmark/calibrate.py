@@ -16,7 +16,10 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m dflash_mlx.benchmark calibrate",
         description="Measure what a cycle of each block size costs, without remembering it.",
     )
-    p.add_argument("--model", help="target: folder or hub id of an mlx-lm model (default: the embedded pair)")
+    p.add_argument(
+        "--model",
+        help="target: folder or hub id of an mlx-lm model (default: SmolLM2 if here, else the embedded pair)",
+    )
     p.add_argument("--draft", help="drafter: folder or hub id (default: the pair's)")
     p.add_argument("--draft-bits", type=int, choices=(4, 8), help="quantize the drafter's linear layers")
     p.add_argument("--dequantize", action="store_true", help="turn a quantized target into float32")

@@ -16,8 +16,10 @@ from dflash_mlx.benchmark.prompts import DATA_SETS, Task
 from dflash_mlx.benchmark.report import report
 from dflash_mlx.chat_template import LEVELS
 from dflash_mlx.errors import DFlashError, UsageError
+from dflash_mlx.pairs import EMBEDDED
 from dflash_mlx.params import SamplingParams
 from dflash_mlx.session import load
+from dflash_mlx.smollm2 import default_pair
 
 INTERRUPTED = 130
 
@@ -28,7 +30,10 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m dflash_mlx.benchmark",
         description="Compare speculative with plain decoding, in turns. See also calibrate, kernels.",
     )
-    p.add_argument("--model", help="target: folder or hub id of an mlx-lm model (default: the embedded pair)")
+    p.add_argument(
+        "--model",
+        help="target: folder or hub id of an mlx-lm model (default: SmolLM2 if here, else the embedded pair)",
+    )
     p.add_argument("--draft", help="drafter: folder or hub id (default: the pair's)")
     p.add_argument("--draft-bits", type=int, choices=(4, 8), help="quantize the drafter's linear layers")
     p.add_argument("--dequantize", action="store_true", help="turn a quantized target into float32")
@@ -103,7 +108,8 @@ def _run(args: argparse.Namespace) -> int:
         seed=args.seed,
     )
     costs = session.costs
-    tasks = choose(args, converses=args.model is not None and session.tokenizer.has_chat_template)
+    target = args.model or default_pair().target
+    tasks = choose(args, converses=target != EMBEDDED.target and session.tokenizer.has_chat_template)
     benchmark = Benchmark(session, params, args.block_size, args.reasoning, args.cooldown)
     benchmark.warm_up(tasks)
     mx.reset_peak_memory()

@@ -58,7 +58,7 @@ class Drafter:
             anchor: token id in the block's first row; the other rows hold the mask token.
             block_size: rows of the block, 2 to the drafter's own.
             embed: token ids `[1, L]` -> `[1, L, H]`, scaled as the target scales them.
-            head: hidden states `[1, L, H]` -> logits `[1, L, V]`.
+            head: hidden states `[1, L, H]` -> logits `[1, L, V]`, or of the model's `head_ids` alone.
             temperature: of the target's own choice; the draft is greedy without noise.
             noise: what the target will add to its scores at these positions, `[block_size - 1, V]`.
         """
@@ -67,9 +67,13 @@ class Drafter:
         x = embed(block) * config.input_embedding_scale
         hidden = self.model.hidden_states(x.astype(self.model.dtype), self.context)[:, 1:]  # [1, L, H]
         logits = self.model.logits(hidden, head)[0]  # [L, V]
+        ids = self.model.head_ids
+        if ids is not None and noise is not None:
+            noise = noise[:, ids]
         if config.selector_rank:
             select = self.model.candidate_selector.walk
-            tokens = select(hidden[0], logits, anchor, temperature, noise, self.walker)
+            tokens = select(hidden[0], logits, anchor, temperature, noise, self.walker, ids)
         else:
             tokens = mx.argmax(logits if noise is None else logits / temperature + noise, axis=-1)
+            tokens = tokens if ids is None else ids[tokens]
         return Draft(tokens, mx.isfinite(logits).all())

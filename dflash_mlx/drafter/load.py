@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 import mlx.core as mx
+import numpy as np
 from mlx import nn
 from mlx.utils import tree_flatten
 
@@ -43,6 +44,8 @@ def load_drafter(folder: Path, *, bits: int | None = None) -> DrafterModel:
     if config.quantization is not None:
         _quantize(model, config.quantization, only=weights)
     _check_tensors(folder, weights, model)
+    if config.draft_head_size:
+        _check_head_ids(folder, weights["draft_head_ids"], config.vocab_size)
     model.load_weights(list(weights.items()))
     model.set_dtype(activation_dtype(weights))
     if bits is not None:
@@ -126,6 +129,16 @@ def _check_tensors(folder: Path, weights: dict[str, mx.array], model: DrafterMod
         more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
         raise CheckpointError(
             f"{folder.name} does not match its config.json: {'; '.join(problems[:3])}{more}"
+        )
+
+
+def _check_head_ids(folder: Path, ids: mx.array, vocabulary: int) -> None:
+    """Ids outside the vocabulary would be read from outside the target's head."""
+    values = np.array(ids).astype(np.int64)
+    if values.min() < 0 or values.max() >= vocabulary or (np.diff(values) <= 0).any():
+        raise CheckpointError(
+            f"{folder.name} proposes from token ids between {values.min()} and {values.max()}: expected "
+            f"ascending ones in [0, {vocabulary})"
         )
 
 

@@ -116,10 +116,18 @@ class DrafterModel(nn.Module):
         self.hidden_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.layers = [DrafterLayer(config, i) for i in range(config.num_hidden_layers)]
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        if config.draft_head_size:
+            self.draft_head_ids = mx.arange(config.draft_head_size)
+            self.freeze(keys=["draft_head_ids"], recurse=False)
         if config.selector_rank:
             self.candidate_selector = CandidateSelector(
                 config.hidden_size, config.vocab_size, config.selector_rank, config.selector_top_k
             )
+
+    @property
+    def head_ids(self) -> mx.array | None:
+        """The token ids that the drafter proposes from, in the order of its logits; None: all."""
+        return self.draft_head_ids if self.config.draft_head_size else None
 
     @property
     def dtype(self) -> mx.Dtype:
@@ -161,7 +169,11 @@ class DrafterModel(nn.Module):
 
     def logits(self, hidden: mx.array, head: Head) -> mx.array:
         """Final hidden states `[..., H]` -> logits `[..., V]`: the target's head, scaled and soft-capped."""
-        logits = head(hidden) * self.config.output_multiplier
+        return self.cap(head(hidden))
+
+    def cap(self, logits: mx.array) -> mx.array:
+        """What the target does to its head's output, as far as the config says."""
+        logits = logits * self.config.output_multiplier
         cap = self.config.final_logit_softcapping
         return logits if cap is None else mx.tanh(logits / cap) * cap
 

@@ -28,6 +28,7 @@ class CandidateSelector(nn.Module):
         temperature: float = 0.0,
         noise: mx.array | None = None,
         walker: Walker | None = None,
+        ids: mx.array | None = None,
     ) -> mx.array:
         """The best path, or with noise a draw: candidates and choices by score / temperature + noise.
 
@@ -37,6 +38,7 @@ class CandidateSelector(nn.Module):
             anchor: the token before the first slot.
             temperature, noise: of the target's own choice at these positions, `[L, V]`; greedy without.
             walker: a kernel that goes the whole way at once; it may choose otherwise between near equals.
+            ids: the tokens that the columns of logits and noise stand for; None: every token, in order.
 
         Returns:
             Token ids, `[L]`.
@@ -46,6 +48,8 @@ class CandidateSelector(nn.Module):
         unary = mx.take_along_axis(logits, candidates, axis=-1)  # [L, C]
         if noise is not None:
             noise = mx.take_along_axis(noise, candidates, axis=-1)
+        if ids is not None:
+            candidates = ids[candidates]
         if walker is None:
             return self._follow(hidden, candidates, unary, anchor, temperature, noise)
         codebooks = self.predecessor_codebook, self.successor_codebook

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, NoReturn
 
 from dflash_mlx import __version__
 from dflash_mlx.errors import DFlashError, UsageError
-from dflash_mlx.pairs import EMBEDDED
 from dflash_mlx.params import block_size
 from dflash_mlx.server.app import make_app
 from dflash_mlx.server.engine import Engine
 from dflash_mlx.server.security import LOOPBACK
 from dflash_mlx.server.service import Service
 from dflash_mlx.server.serving import Server, base_url, listen, on_end_of_input
+from dflash_mlx.smollm2 import default_pair
 
 if TYPE_CHECKING:
     from dflash_mlx.session import Session
@@ -34,7 +34,10 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="python -m dflash_mlx.server", description="An OpenAI-compatible endpoint."
     )
-    p.add_argument("--model", help="target: folder or hub id of an mlx-lm model (default: the embedded pair)")
+    p.add_argument(
+        "--model",
+        help="target: folder or hub id of an mlx-lm model (default: SmolLM2 if here, else the embedded pair)",
+    )
     p.add_argument("--draft", help="drafter: folder or hub id; none: decode plainly (default: the pair's)")
     p.add_argument(
         "--numerics",
@@ -171,8 +174,9 @@ def _check(args: argparse.Namespace) -> None:
 
 def names(model: str | None, draft: str | None) -> tuple[str, str | None]:
     """What clients are told the pair is called: hub ids as they are, folders without where they are."""
-    drafter = None if draft == "none" else draft or EMBEDDED.drafter
-    return _name(model or EMBEDDED.target), None if drafter is None else _name(drafter)
+    pair = default_pair()
+    drafter = None if draft == "none" else draft or pair.drafter
+    return _name(model) if model else pair.base, None if drafter is None else _name(drafter)
 
 
 def _name(model: str) -> str:

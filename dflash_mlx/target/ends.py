@@ -4,7 +4,6 @@ Families name and nest them differently, tie them or not, so they are found by w
 pass in which every leaf module reports its calls.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -15,6 +14,7 @@ from mlx.utils import tree_flatten
 from dflash_mlx.errors import UnsupportedTargetError
 from dflash_mlx.target.attach import Mixin, attach
 from dflash_mlx.target.caches import make_cache
+from dflash_mlx.target.head import TargetHead
 
 TOKENS = [[0, 0, 0]]
 """Token ids of the probe."""
@@ -27,16 +27,16 @@ class Ends:
     Attributes:
         embedding: the module that is given the token ids.
         norm: the module whose output is given to the head.
-        head: hidden states `[..., H]` -> logits `[..., V]`, without what the model does to the logits after.
+        head: what makes logits of hidden states.
         vocab_size: V.
     """
 
     embedding: nn.Module | None
     norm: nn.Module | None
-    head: Callable[[mx.array], mx.array] | None
+    head: TargetHead | None
     vocab_size: int
 
-    def known(self) -> tuple[nn.Module, Callable[[mx.array], mx.array]]:
+    def known(self) -> tuple[nn.Module, TargetHead]:
         """Embedding and head.
 
         Raises:
@@ -63,7 +63,8 @@ def find_ends(model: nn.Module) -> Ends:
     embedding = next((s.module for s in seen if _is_ids(s.given) and s.out.ndim == 3), None)
     head = next((s for s in reversed(seen) if s.out.shape == logits.shape), None)
     norm = next((s.module for s in seen if head is not None and s.out is head.given), None)
-    return Ends(embedding, norm, None if head is None else _function(head), logits.shape[-1])
+    found = None if head is None else TargetHead(head.module, head.as_linear)
+    return Ends(embedding, norm, found, logits.shape[-1])
 
 
 def _single(model: nn.Module) -> dict[int, nn.Module]:
@@ -79,12 +80,6 @@ class _Seen:
     given: mx.array
     out: mx.array
     as_linear: bool
-
-
-def _function(call: _Seen) -> Callable[[mx.array], mx.array]:
-    """The same call on something else. It holds no array, whose graph would keep replaced weights alive."""
-    module: Any = call.module
-    return (lambda rows: module.as_linear(rows)) if call.as_linear else (lambda rows: module(rows))
 
 
 def _is_ids(given: mx.array) -> bool:

@@ -13,6 +13,7 @@ from dflash_mlx.target.caches import Cache, Checkpoint, check_rollback, is_recur
 from dflash_mlx.target.eager import Eager
 from dflash_mlx.target.embedding import embedding_scale
 from dflash_mlx.target.ends import find_ends
+from dflash_mlx.target.head import TargetHead
 from dflash_mlx.target.linears import Linears
 from dflash_mlx.target.mixers import find_mixers
 from dflash_mlx.target.replay import Tape
@@ -46,6 +47,7 @@ class Target:
         self._eager: Eager | None = None
         self._tapes: list[Tape] = []
         self._row_wise: list[RowWise] = []
+        self._draft_head: TargetHead | None = None
         self._checkpoint: Checkpoint | None = None
 
     @property
@@ -74,6 +76,14 @@ class Target:
     def head(self, hidden: mx.array) -> mx.array:
         """Final hidden states `[B, L, H]` -> logits `[B, L, V]`; the head may be tied or quantized."""
         return self._ends.known()[1](hidden)
+
+    def head_rows(self, ids: mx.array) -> TargetHead:
+        """The head for these token ids `[n]` alone: hidden states `[..., H]` -> logits `[..., n]`."""
+        return self._ends.known()[1].rows(ids)
+
+    def draft_head(self, hidden: mx.array) -> mx.array:
+        """As `head`, for the token ids alone that the attached drafter proposes from, if it lists any."""
+        return self.head(hidden) if self._draft_head is None else self._draft_head(hidden)
 
     @cached_property
     def _embedding_scale(self) -> float:
@@ -104,8 +114,12 @@ class Target:
                 "rolled back; pass another drafter, or drafter 'none'"
             )
 
-    def attach(self, layer_ids: Sequence[int]) -> None:
+    def attach(self, layer_ids: Sequence[int], head_ids: mx.array | None = None) -> None:
         """Prepare for speculation: taps on these layers, and a rollback for every cache.
+
+        Args:
+            layer_ids: as the drafter's config lists them.
+            head_ids: the token ids that the drafter proposes from; None: all.
 
         Raises:
             UnsupportedTargetError: some cache cannot be rolled back exactly, or this family's layers or ends
@@ -114,7 +128,7 @@ class Target:
         self.detach()
         try:
             with memory_errors():
-                self._attach(layer_ids)
+                self._attach(layer_ids, head_ids)
         except DFlashError:
             self.detach()
             raise
@@ -125,8 +139,11 @@ class Target:
                 "(drafter 'none')"
             ) from error
 
-    def _attach(self, layer_ids: Sequence[int]) -> None:
+    def _attach(self, layer_ids: Sequence[int], head_ids: mx.array | None) -> None:
         self._ends.known()
+        if head_ids is not None:  # first: its rows are those of the head as mlx-lm loaded it
+            self._draft_head = self.head_rows(head_ids)
+            mx.eval(self._draft_head.arrays)
         self._taps = Taps(self.layers, layer_ids)
         caches, mixers = find_mixers(self.model, self.layers)
         if (width := self._taps.take().shape[2:]) != (len(layer_ids) * self.hidden_size,):
@@ -155,7 +172,7 @@ class Target:
         parts = [self._taps, *self._row_wise, self._linears, *self._tapes, self._eager]
         for undo in (undo for part in reversed(parts) if part for undo in reversed(part.undos)):
             undo()
-        self._taps, self._eager, self._linears = None, None, None
+        self._taps, self._eager, self._linears, self._draft_head = None, None, None, None
         self._tapes, self._row_wise = [], []
 
     @property

@@ -15,13 +15,13 @@ import numpy as np
 
 from dflash_mlx.drafter.model import DrafterModel
 from dflash_mlx.target.target import Target
-from dflash_mlx.train.data import Sample
-from dflash_mlx.train.fit import block_states
+from dflash_mlx.train.blocks import block_states
+from dflash_mlx.train.shards import Sample, widen
 
 REPETITION = 4  # tokens
 
 Propose = Callable[[mx.array, mx.array, int], mx.array]
-"""(hidden states [L, H], logits [L, V], anchor token) -> draft tokens [L]."""
+"""(hidden states [L, H], logits [L, V], anchor token) -> draft tokens [L]. V may be a draft head's."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ class DraftReport:
 def evaluate_drafter(model: DrafterModel, target: Target, samples: Sequence[Sample]) -> DraftReport:
     """Walk greedy `samples`. Cycles that the end of a recording would cut short are left out."""
     slots = model.config.block_size - 1
+    unary = _unary(model)
     accepted: list[int] = []
     accepted_unary: list[int] = []
     found: list[np.ndarray] = []
@@ -60,13 +61,13 @@ def evaluate_drafter(model: DrafterModel, target: Target, samples: Sequence[Samp
         if not len(anchors):
             continue
         hidden, logits = _draft_everywhere(model, target, sample, anchors)
-        walked = _walk(sample, hidden, logits, slots, _selector(model))
+        walked = _walk(sample, hidden, logits, slots, _proposer(model))
         accepted += [count for _, count in walked]
         fresh += [_is_fresh(sample.tokens[: anchor + 1]) for anchor, _ in walked]
-        accepted_unary += [count for _, count in _walk(sample, hidden, logits, slots, _unary)]
+        accepted_unary += [count for _, count in _walk(sample, hidden, logits, slots, unary)]
         at = np.array([anchor - sample.prompt for anchor, _ in walked])
         gold = sample.tokens[at[:, None] + sample.prompt + 1 + np.arange(slots)]  # [cycles, L - 1]
-        found.append(_in_top(np.array(logits)[at], gold, model.config.selector_top_k or 1))
+        found.append(_in_top(np.array(logits[mx.array(at)]), gold, model))
     counts = np.array(accepted)
     reached = [int((counts >= slot).sum()) for slot in range(slots + 1)]
     return DraftReport(
@@ -85,11 +86,11 @@ def _draft_everywhere(
 ) -> tuple[mx.array, mx.array]:
     """Hidden states [N, L - 1, H] and logits [N, L - 1, V] of a block at every anchor."""
     first = mx.array(sample.tokens[anchors])[None]
-    taps = sample.taps[None].astype(mx.float32)
+    taps = widen(sample.taps)[None]
     hidden = block_states(model, target.embed, taps, mx.array(anchors.astype(np.int32))[None], first)[
         0, :, 1:
     ]
-    logits = model.logits(hidden, target.head)
+    logits = model.logits(hidden, target.head if model.head_ids is None else target.head_rows(model.head_ids))
     mx.eval(hidden, logits)
     return hidden, logits
 
@@ -110,12 +111,22 @@ def _walk(
     return cycles
 
 
-def _selector(model: DrafterModel) -> Propose:
-    return model.candidate_selector.walk if model.config.selector_rank else _unary
+def _proposer(model: DrafterModel) -> Propose:
+    """As the drafter does at work, greedily."""
+    if not model.config.selector_rank:
+        return _unary(model)
+    walk = model.candidate_selector.walk
+    return lambda hidden, logits, anchor: walk(hidden, logits, anchor, ids=model.head_ids)
 
 
-def _unary(_hidden: mx.array, logits: mx.array, _anchor: int) -> mx.array:
-    return mx.argmax(logits, axis=-1)
+def _unary(model: DrafterModel) -> Propose:
+    """The best logit of each slot by itself."""
+
+    def propose(_hidden: mx.array, logits: mx.array, _anchor: int) -> mx.array:
+        best = mx.argmax(logits, axis=-1)
+        return best if model.head_ids is None else model.head_ids[best]
+
+    return propose
 
 
 def _is_fresh(tokens: np.ndarray) -> bool:
@@ -126,8 +137,13 @@ def _is_fresh(tokens: np.ndarray) -> bool:
     return not bool((earlier == tokens[-REPETITION:]).all(axis=1).any())
 
 
-def _in_top(logits: np.ndarray, gold: np.ndarray, count: int) -> np.ndarray:
-    """Whether `gold` [N, L] is among the `count` best of `logits` [N, L, V]."""
-    score = np.take_along_axis(logits, gold[..., None], axis=-1)
-    better: np.ndarray = (logits > score).sum(axis=-1) < count
-    return better
+def _in_top(logits: np.ndarray, gold: np.ndarray, model: DrafterModel) -> np.ndarray:
+    """Whether the tokens `gold` [N, L] are among the selector's candidates, by `logits` [N, L, V]."""
+    places, proposed = gold, np.ones(gold.shape, dtype=bool)
+    if model.head_ids is not None:
+        ids = np.array(model.head_ids)
+        places = np.minimum(np.searchsorted(ids, gold), len(ids) - 1)
+        proposed = ids[places] == gold
+    score = np.take_along_axis(logits, places[..., None], axis=-1)
+    better = (logits > score).sum(axis=-1) < (model.config.selector_top_k or 1)
+    return np.asarray(better & proposed)

@@ -18,6 +18,7 @@ import pytest
 
 from chat import logs
 from chat.fake_engine import FakeEngine
+from dflash_mlx.pairs import EMBEDDED
 
 CHAT = [sys.executable, "-m", "dflash_chat"]
 PATIENCE = 120.0
@@ -151,7 +152,7 @@ def test_a_hostile_reply_sends_no_control_sequence(
 
 
 def test_end_to_end_with_the_embedded_pair(terminals: Callable[..., Terminal]) -> None:
-    terminal = terminals("--block-size", "5")
+    terminal = terminals("--model", EMBEDDED.target, "--block-size", "5")
     terminal.until(lambda: "● ready" in terminal.text, "the engine is ready")
     [child] = terminal.children
     found = re.search(r"http://127\.0\.0\.1:\d+", terminal.text)

@@ -162,6 +162,23 @@ def test_refuses_ids_of_another_number_of_taps(tmp_path: Path) -> None:
     assert_refused(folder, CheckpointError, "fc.weight", "[64, 192]", "[64, 256]")
 
 
+@pytest.mark.parametrize(
+    "ids",
+    [[3, 4, 160], [-1, 3, 4], [4, 3, 5], [3, 3, 4], [3, 4]],
+    ids=["beyond", "below", "order", "twice", "few"],
+)
+def test_refuses_a_list_of_ids_that_a_head_cannot_have(tmp_path: Path, ids: list[int]) -> None:
+    ours = {"draft_head_size": 3, "selector_top_k": 2}
+    weights = random_weights(config()) | {"draft_head_ids": mx.array([3, 4, 159])}
+    good = load_drafter(save(tmp_path / "good", raw_config(dflash=ours), weights))
+    assert good.head_ids is not None
+    assert good.head_ids.tolist() == [3, 4, 159]
+    weights["draft_head_ids"] = mx.array(ids)
+    with pytest.raises(CheckpointError, match=r"token ids|draft_head_ids") as caught:
+        load_drafter(save(tmp_path / "bad", raw_config(dflash=ours), weights))
+    assert "\n" not in str(caught.value)
+
+
 def test_refuses_a_generation_that_the_tensors_are_not(tmp_path: Path) -> None:
     folder = save(tmp_path, raw_config(1), random_weights(config(2)))
     assert_refused(folder, CheckpointError, "candidate_selector", "not part of the network")

@@ -10,6 +10,7 @@ from tiny import tiny_model
 
 from dflash_mlx import SamplingParams, Session, UsageError, load
 from dflash_mlx.generate import statistics
+from dflash_mlx.pairs import EMBEDDED
 from dflash_mlx.target import Target
 from dflash_mlx.target.exactness import EXACT, FAST
 
@@ -18,7 +19,7 @@ PARAMS = SamplingParams(max_tokens=16)
 
 def session(folder: Path, maker: pretend.Maker, *, fast: bool = True, drafter: bool = True) -> Session:
     """The embedded pair in bfloat16, as a Mac would load it."""
-    here = load()
+    here = load(EMBEDDED.target)
     here.target.model.set_dtype(mx.bfloat16)
     target = Target(here.target.model, here.target.context_length, pretend.kernels(folder, maker, fast=fast))
     here.close()
@@ -60,7 +61,7 @@ def test_where_no_layer_takes_the_tile_numerics_are_exact(tmp_path: Path) -> Non
 
 @pytest.mark.skipif(mx.metal.is_available(), reason="this is a Mac")
 def test_on_the_cpu_there_is_no_difference_and_that_is_said() -> None:
-    pair = load(numerics="fast")
+    pair = load(EMBEDDED.target, numerics="fast")
     assert "there is no GPU: numerics are exact" in pair.notes
     assert pair.exactness == EXACT
 

@@ -144,7 +144,7 @@ def test_a_twin_that_differs_from_the_tile_is_not_used(tmp_path: Path) -> None:
 
 def session(folder: Path, maker: pretend.Maker) -> Session:
     """The embedded pair as a Mac would load it."""
-    here = load()
+    here = load(EMBEDDED.target)
     assert here.drafter is not None
     target = Target(here.target.model, here.target.context_length, pretend.kernels(folder, maker))
     here.close()

@@ -9,6 +9,7 @@ import pytest
 
 from dflash_mlx import SamplingParams, Session, load
 from dflash_mlx.kernels import Device, Kernels, Route
+from dflash_mlx.pairs import EMBEDDED
 from dflash_mlx.target import Target
 from metal.emulator import Emulator
 
@@ -20,7 +21,7 @@ def session(
     """The pair in bfloat16, on a pretended M3 Max whose matrix unit adds as qmm_few does, or does not."""
     if request.param != "with qmm_few":
         emulator = Emulator(cache / "emulated", "descending")
-    here = load()
+    here = load(EMBEDDED.target)
     assert here.drafter is not None
     here.target.model.set_dtype(mx.bfloat16)
     device = Device(True, "applegpu_g15s", "emulated", "0.32.4")

@@ -11,6 +11,7 @@ from mlx import nn
 
 from dflash_mlx import SamplingParams, Session, load
 from dflash_mlx.kernels import Choice, Device, Kernels, Matrix, Route
+from dflash_mlx.pairs import EMBEDDED
 from dflash_mlx.target import Target
 from dflash_mlx.target.attach import Mixin, attach
 from dflash_mlx.target.linears import Linears
@@ -39,7 +40,7 @@ class OneRow(Mixin):
 @pytest.fixture(scope="module")
 def emulated(emulator: Emulator, tmp_path_factory: pytest.TempPathFactory) -> Session:
     """The pair on a pretended M3 Max; its self-test compares the kernel with itself alone."""
-    here = load()
+    here = load(EMBEDDED.target)
     assert here.drafter is not None
     folder: Path = tmp_path_factory.mktemp("verdicts")
     device = Device(True, "applegpu_g15s", "emulated", "0.32.4")
@@ -76,7 +77,7 @@ def test_a_block_has_the_bits_of_one_token_at_a_time(emulated: Session, held_out
 
 
 def test_the_tokens_are_those_of_stock_ops(emulated: Session, held_out: list[str]) -> None:
-    stock = load().generate(held_out[0], PARAMS, speculative=False)
+    stock = load(EMBEDDED.target).generate(held_out[0], PARAMS, speculative=False)
     result = emulated.generate(held_out[0], PARAMS)
     assert result.tokens == stock.tokens
     assert sum(cycle.accepted for cycle in result.cycles) > 0

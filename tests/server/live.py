@@ -14,6 +14,7 @@ import httpx
 import dflash_mlx
 from dflash_mlx import Session
 from dflash_mlx.events import Event
+from dflash_mlx.pairs import EMBEDDED
 from dflash_mlx.server.app import make_app
 from dflash_mlx.server.engine import Engine
 from dflash_mlx.server.service import Service
@@ -55,7 +56,7 @@ class Watched(Session):
 
 def open_watched(prefill_step: int = 32) -> Watched:
     """The embedded pair in float32, with short prompt chunks."""
-    session = dflash_mlx.load(dequantize=True, block_size=5, prefill_step=prefill_step)
+    session = dflash_mlx.load(EMBEDDED.target, dequantize=True, block_size=5, prefill_step=prefill_step)
     session.__class__ = Watched
     assert isinstance(session, Watched)
     return session

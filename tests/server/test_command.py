@@ -10,9 +10,10 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
+from dflash_mlx.pairs import EMBEDDED
 from server.live import CODE
 
-COMMAND = [sys.executable, "-W", "error", "-m", "dflash_mlx.server"]
+COMMAND = [sys.executable, "-W", "error", "-m", "dflash_mlx.server", "--model", EMBEDDED.target]
 
 
 @contextmanager

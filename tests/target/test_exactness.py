@@ -72,7 +72,8 @@ def test_the_noise_would_have_changed_the_text() -> None:
 
 PROBE = """
 from dflash_mlx import load
-print(load(dequantize=True).exactness)
+from dflash_mlx.pairs import EMBEDDED
+print(load(EMBEDDED.target, dequantize=True).exactness)
 """
 
 
