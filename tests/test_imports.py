@@ -25,6 +25,7 @@ LAYERS: tuple[set[str], ...] = (
     {"text", "prefix_cache", "calibrate"},
     {"chat_template"},
     {"session"},
+    {"loading"},
     {"api"},
     {"generate", "benchmark", "doctor", "models", "server", "train"},
     {"dflash_chat"},

@@ -140,7 +140,7 @@ def _serve(args: argparse.Namespace) -> NoReturn:
 
 
 def _load(args: argparse.Namespace, progress: Callable[[str, int, int], None]) -> "Session":
-    from dflash_mlx.session import load  # here, for it takes MLX seconds to be imported
+    from dflash_mlx.loading import load  # here, for it takes MLX seconds to be imported
 
     return load(
         args.model,
