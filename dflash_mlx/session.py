@@ -153,13 +153,15 @@ class Session:
         speculative: bool = True,
         reasoning: str | None = None,
         variables: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> Prepared:
         """Check a request and turn its prompt into ids, for `run`; uses nothing of MLX.
 
-        Arguments and errors as for `stream`; `variables` sets what else the model's chat template reads.
+        Arguments and errors as for `stream`; `variables` sets what else the model's chat template reads,
+        and `tools` are functions that the model may call, as OpenAI's clients describe them.
         """
         params = params or SamplingParams()
-        rendered = self._encode(prompt, reasoning, variables)
+        rendered = self._encode(prompt, reasoning, variables, tools)
         check_bias(params, self.target.vocab_size)
         return Prepared(
             rendered.ids,
@@ -172,11 +174,15 @@ class Session:
         )
 
     def _encode(
-        self, prompt: Prompt, reasoning: str | None, variables: Mapping[str, Any] | None = None
+        self,
+        prompt: Prompt,
+        reasoning: str | None,
+        variables: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> Rendered:
         if prompt and _all(prompt, Mapping):
             messages = [dict(cast(Mapping[str, Any], message)) for message in prompt]
-            rendered = render(self.tokenizer, messages, reasoning=reasoning, variables=variables)
+            rendered = render(self.tokenizer, messages, reasoning=reasoning, variables=variables, tools=tools)
         elif reasoning is not None or variables:
             name, value = ("reasoning", reasoning) if reasoning is not None else ("variables", variables)
             raise UsageError(f"{name} is {value!r}: it needs messages, a raw prompt has no template")

@@ -4,12 +4,14 @@ A streamed answer is `begin`, `add` for every message, and `heartbeat` when noth
 other kind is `add` for every message, then `body`. Both are made of the same parts.
 """
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dflash_mlx.events import Block, Event, Finished, Prefilled, Prefilling, TokenLogprob
+from dflash_mlx.server.calls import Call, Offer, Splitter
 from dflash_mlx.server.jobs import Begun, Failed, Message, Queued, Step
 from dflash_mlx.server.refusals import encode, refusal
 from dflash_mlx.server.tally import Tally
@@ -27,6 +29,7 @@ class Answer:
     Attributes:
         model: the real name of what answers.
         logprobs: they were asked for.
+        offer: what the model may call.
         facts: what the `dflash` object of the answer says besides the figures.
     """
 
@@ -36,17 +39,25 @@ class Answer:
     include_usage: bool = False
     include_dflash: bool = False
     logprobs: bool = False
+    offer: Offer | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Frames(ABC):
-    """One answer, from its first frame to its last."""
+    """One answer, from its first frame to its last.
+
+    Attributes:
+        over: it is complete, whatever the engine still says.
+        error: what ended it, if it failed.
+    """
 
     chunk_object: str
     body_object: str
 
     def __init__(self, answer: Answer) -> None:
         self.tally = Tally()
+        self.over = False
+        self.error: BaseException | None = None
         self._answer = answer
         self._logprobs: list[Any] = []
 
@@ -62,8 +73,11 @@ class Frames(ABC):
 
     def add(self, message: Message) -> bytes:
         """Take in the next message; the frames that report it, often none."""
+        if self.over:
+            return b""
         match message:
             case Failed(error):
+                self.over, self.error = True, error
                 return _data(refusal(error, self._answer.id).body) + DONE
             case Queued(ahead):
                 return self._dflash_only({"phase": "queued", "ahead": ahead})
@@ -71,7 +85,9 @@ class Frames(ABC):
                 return self._dflash_only({"phase": "prefill", "done": 0, "total": prompt_tokens})
             case Step(event, texts):
                 self.tally.add(event)
-                return self._event(event, texts)
+                frames = self._event(event, texts)
+                self.over = isinstance(event, Finished)
+                return frames + self.add(Step(Finished())) if self._enough and not self.over else frames
 
     def texts_of(self, event: Event) -> set[int]:
         """The tokens of an event that its frames show one by one."""
@@ -96,7 +112,7 @@ class Frames(ABC):
             choices[-1]["logprobs"] = logprobs
         frames = [self._chunk(choice) for choice in choices]
         if isinstance(event, Finished):
-            frames = [*frames, self._chunk(self._choice(event.finish_reason), dflash), *self._end()]
+            frames = [*frames, self._chunk(self._choice(self._finish_reason), dflash), *self._end()]
         elif choices and dflash is not None:
             frames[0] = self._chunk(choices[0], dflash)
         return b"".join(frames)
@@ -120,9 +136,9 @@ class Frames(ABC):
         """The whole answer, after the last message."""
         choice = {
             "index": 0,
-            **self._whole("".join(self.tally.text), "".join(self.tally.reasoning)),
+            **self._whole(),
             "logprobs": self._join_logprobs(self._logprobs) if self._answer.logprobs else None,
-            "finish_reason": self.tally.finish_reason,
+            "finish_reason": self._finish_reason,
         }
         return {
             **self._head(self.body_object),
@@ -142,6 +158,15 @@ class Frames(ABC):
         figures = {"tau": self.tally.tau, "cycles": self.tally.cycles, "seed": self.tally.seed}
         return {**figures, **self._answer.facts}
 
+    @property
+    def _finish_reason(self) -> str:
+        return self.tally.finish_reason
+
+    @property
+    def _enough(self) -> bool:
+        """Whether the answer ends here, though the reply would go on."""
+        return False
+
     @abstractmethod
     def _choice(self, finish_reason: str | None = None) -> dict[str, Any]:
         """A choice without text."""
@@ -151,7 +176,7 @@ class Frames(ABC):
         """The choices that hold an event's texts, none of them empty."""
 
     @abstractmethod
-    def _whole(self, text: str, reasoning: str) -> dict[str, Any]:
+    def _whole(self) -> dict[str, Any]:
         """What of the only choice holds the texts."""
 
     @abstractmethod
@@ -169,6 +194,12 @@ class ChatFrames(Frames):
     chunk_object = "chat.completion.chunk"
     body_object = "chat.completion"
 
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer)
+        self._splitter = None if answer.offer is None else Splitter(answer.offer)
+        self._content: list[str] = []
+        self._calls: list[dict[str, Any]] = []
+
     def begin(self) -> bytes:
         return self._chunk(self._choice() | {"delta": {"role": "assistant", "content": ""}})
 
@@ -176,16 +207,51 @@ class ChatFrames(Frames):
         return {"index": 0, "delta": {}, "finish_reason": finish_reason}
 
     def _texts(self, event: Event) -> list[dict[str, Any]]:
-        deltas: list[dict[str, str]] = []
+        deltas: list[dict[str, Any]] = []
         if event.reasoning:
             deltas.append(_reasoning(event.reasoning))
-        if event.text:
-            deltas.append({"content": event.text})
+        for part in self._parts(event):
+            if isinstance(part, Call):
+                call = self._entry(part)
+                deltas.append({"tool_calls": [{"index": len(self._calls), **call}]})
+                self._calls.append(call)
+            else:
+                deltas.append({"content": part})
+                self._content.append(part)
         return [self._choice() | {"delta": delta} for delta in deltas]
 
-    def _whole(self, text: str, reasoning: str) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text}
-        return {"message": message | (_reasoning(reasoning) if reasoning else {})}
+    def _parts(self, event: Event) -> list[str | Call]:
+        if self._splitter is None:
+            return [event.text] if event.text else []
+        return self._splitter.add(event.text, last=isinstance(event, Finished))
+
+    def _entry(self, call: Call) -> dict[str, Any]:
+        """Some templates insist on an id of nine letters and digits, others on the model's own."""
+        fresh = hashlib.sha256(f"{self._answer.id} {len(self._calls)}".encode()).hexdigest()[:9]
+        known = call.id is None or any(call.id == other["id"] for other in self._calls)
+        return {
+            "id": fresh if known else call.id,
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+
+    @property
+    def _finish_reason(self) -> str:
+        reason = self.tally.finish_reason
+        return "tool_calls" if self._calls and reason == "stop" else reason
+
+    @property
+    def _enough(self) -> bool:
+        return self._splitter is not None and self._splitter.over
+
+    def _whole(self) -> dict[str, Any]:
+        text, reasoning = "".join(self._content), "".join(self.tally.reasoning)
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        if reasoning:
+            message |= _reasoning(reasoning)
+        if self._calls:
+            message |= {"content": text or None, "tool_calls": self._calls}
+        return {"message": message}
 
     def _read_logprobs(self, entries: Sequence[TokenLogprob], texts: Mapping[int, str]) -> Any:
         return {
@@ -221,8 +287,8 @@ class CompletionFrames(Frames):
     def _texts(self, event: Event) -> list[dict[str, Any]]:
         return [self._choice() | {"text": event.text}] if event.text else []
 
-    def _whole(self, text: str, reasoning: str) -> dict[str, Any]:
-        return {"text": text}
+    def _whole(self) -> dict[str, Any]:
+        return {"text": "".join(self.tally.text)}
 
     def _read_logprobs(self, entries: Sequence[TokenLogprob], texts: Mapping[int, str]) -> Any:
         offsets = []
