@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dflash_mlx.markdown import Code
@@ -11,8 +11,8 @@ from dflash_mlx.server.syntax import Syntax
 from dflash_mlx.server.tools import Tool
 from dflash_mlx.text import beginning, first
 
-LONGEST = 1 << 18
-"""Characters of a call at most; what is longer is content."""
+LONGEST = 1 << 17
+"""Characters of a call at most, for some parsers take the square of its length; what is longer is content."""
 
 TRIES = 16
 """How many end markers may be no end, because they stand in an argument."""
@@ -56,8 +56,13 @@ class Splitter:
         self._start = ""  # the marker of the call that we are in
         self._unread: list[int] = []  # ends of that call with which it could not be read
         self._gap = ""  # whitespace at the end of the content
-        self._said = False  # content that is no whitespace
-        self._called = False  # a call, since the last content
+        self._called = False  # a call, since the last visible content
+        self._said = False  # visible content
+
+    @property
+    def silent(self) -> bool:
+        """Nothing was said so far, neither a call nor visible content."""
+        return not self._said and not self._called
 
     def add(self, text: str, *, last: bool = False) -> list[str | Call]:
         """What is now certain, in order; with `last`, all that is left."""
@@ -155,8 +160,20 @@ class Splitter:
         content = said.rstrip()
         self._gap = said[len(content) :]
         if content:
-            parts.append(content)
+            before = parts.pop() if parts and isinstance(parts[-1], str) else ""
+            parts.append(f"{before}{content}")
             self._said, self._called = True, False
+
+
+def last_thoughts(reasoning: str, offer: Offer) -> list[Call]:
+    """The calls with which reasoning ends: what a model says that forgets to end it before it calls."""
+    parts = Splitter(replace(offer, parallel=True)).add(reasoning, last=True)
+    calls: list[Call] = []
+    for part in reversed(parts):
+        if isinstance(part, str):
+            break
+        calls.insert(0, part)
+    return calls if offer.parallel else calls[:1]
 
 
 def _call(entry: Any) -> Call:

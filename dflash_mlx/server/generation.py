@@ -12,8 +12,9 @@ from starlette.routing import Route
 
 from dflash_mlx.params import SamplingParams
 from dflash_mlx.server.calls import Offer
+from dflash_mlx.server.chat_frames import ChatFrames
 from dflash_mlx.server.facts import Facts
-from dflash_mlx.server.frames import Answer, ChatFrames, CompletionFrames, Frames
+from dflash_mlx.server.frames import Answer, CompletionFrames, Frames
 from dflash_mlx.server.refusals import Refusal
 from dflash_mlx.server.replies import Reply
 from dflash_mlx.server.requests import Request, nearest_level, parse, read_chat, read_completion
