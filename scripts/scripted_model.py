@@ -108,18 +108,21 @@ def open_scripted() -> Scripted:
     """A layer of random weights, with the embedded target's tokenizer and the markers."""
     changes = {"chat_template": TEMPLATE, "extra_special_tokens": list(MARKERS)}
     tokenizer = load_tokenizer(Path(EMBEDDED.target), changes)
-    sizes = {"hidden_size": 32, "intermediate_size": 32, "head_dim": 32, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "rope_theta": 1e4, "rms_norm_eps": 1e-6}
-    model = qwen3.Model(
-        qwen3.ModelArgs(
-            model_type="qwen3",
-            vocab_size=len(tokenizer.get_vocab()),
-            max_position_embeddings=CONTEXT,
-            tie_word_embeddings=True,
-            **sizes,
-            **heads,
-        )
-    )
+    config = {
+        "model_type": "qwen3",
+        "vocab_size": len(tokenizer.get_vocab()),
+        "max_position_embeddings": CONTEXT,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e4,
+        "tie_word_embeddings": True,
+    }
+    model = qwen3.Model(qwen3.ModelArgs.from_dict(config))
     return Scripted(Target(model, context_length=CONTEXT), tokenizer)
 
 
