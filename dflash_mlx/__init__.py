@@ -25,9 +25,10 @@ if TYPE_CHECKING:
         WrongThreadError,
     )
     from dflash_mlx.events import Block, Event, Finished, Prefilled, Prefilling
+    from dflash_mlx.loading import load
     from dflash_mlx.params import SamplingParams
     from dflash_mlx.result import Result
-    from dflash_mlx.session import Session, load
+    from dflash_mlx.session import Session
 
 __version__ = "0.1.0"
 
@@ -46,9 +47,10 @@ _HOMES = {
         "WrongThreadError",
     ),
     "events": ("Block", "Event", "Finished", "Prefilled", "Prefilling"),
+    "loading": ("load",),
     "params": ("SamplingParams",),
     "result": ("Result",),
-    "session": ("Session", "load"),
+    "session": ("Session",),
 }
 
 __all__ = [

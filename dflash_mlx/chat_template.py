@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jinja2 import Environment, TemplateSyntaxError, meta, nodes
@@ -54,10 +54,13 @@ class Rendered:
 
     Attributes:
         ids: up to where the reply begins.
+        turns: how many of them other prompts may begin with too: what comes before the last message, which is
+            all that an agent says each time, and before the reply, which templates rewrite in the next turn.
         thinking: the markers of the reply's reasoning; None: none are known for this model.
     """
 
     ids: tuple[int, ...]
+    turns: tuple[int, ...]
     thinking: Thinking | None
 
 
@@ -67,6 +70,7 @@ def render(
     *,
     reasoning: str | None = None,
     variables: Mapping[str, Any] | None = None,
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> Rendered:
     """The prompt after which the model replies to these messages.
 
@@ -78,22 +82,40 @@ def render(
         messages: as the template wants them: `role`, `content` and what else it reads.
         reasoning: one of `levels`; None: what the template does on its own.
         variables: what to set of the variables that the template reads, over what `reasoning` sets.
+        tools: functions that the model may call, as OpenAI's clients describe them.
 
     Raises:
-        UsageError: there is no template, it does not offer this level, does not read a variable, or cannot
-            render these messages.
+        UsageError: there is no template, it does not offer this level, does not read a variable, does not
+            know tools, or cannot render these messages.
     """
     if not tokenizer.has_chat_template:
         raise UsageError("this model has no chat template: pass text or token ids instead of messages")
     settings = {} if reasoning is None else _chosen(tokenizer, reasoning)
     settings |= _readable(tokenizer, variables or {})
+    if tools and not knows_tools(tokenizer):
+        raise UsageError("this model's chat template does not know tools: leave them out")
+    if tools:
+        settings["tools"] = list(tools)
     try:
-        text = _with_every_system_message(tokenizer, messages, settings)
+        text, messages = _with_every_system_message(tokenizer, messages, settings)
         # The template writes special tokens itself: as in the tokenizer's own apply_chat_template.
         ids = tokenizer.encode(text, add_special_tokens=False)
+        parts = (messages[:-1], messages)
+        turns = tuple(len(ids) - _tokens_after(tokenizer, part, settings, text) for part in parts)
     except Exception as error:  # a template is the model's own program and raises what it likes
         raise UsageError(f"the chat template cannot render these messages: {one_line(error)}") from error
-    return Rendered(tuple(int(t) for t in ids), _thinking(tokenizer, text))
+    return Rendered(tuple(int(t) for t in ids), turns, _thinking(tokenizer, text, tools))
+
+
+def knows_tools(tokenizer: Any) -> bool:
+    """Whether this model's template tells it of tools."""
+    if not tokenizer.has_chat_template:
+        return False
+    source = _source(tokenizer, "tool_use")
+    if source is not None:
+        return "tools" in _undeclared(source)
+    function = tokenizer._chat_template or tokenizer._tokenizer.apply_chat_template
+    return "tools" in inspect.signature(function).parameters
 
 
 def levels(tokenizer: Any) -> tuple[str, ...]:
@@ -104,20 +126,33 @@ def levels(tokenizer: Any) -> tuple[str, ...]:
 
 def _with_every_system_message(
     tokenizer: Any, messages: Sequence[Mapping[str, Any]], settings: Settings
-) -> str:
+) -> tuple[str, Sequence[Mapping[str, Any]]]:
+    """The prompt's text, and the messages that it is made of."""
     system = [m for m in messages if m.get("role") == "system"]
     others = [m for m in messages if m.get("role") != "system"]
     if not system or (messages[0] is system[0] and len(system) == 1):
-        return _text(tokenizer, messages, settings)
+        return _text(tokenizer, messages, settings), messages
     contents = [str(m.get("content", "")).strip() for m in system]
     try:
         text = _text(tokenizer, messages, settings)
     except Exception:  # see render
         text = ""
     if text and all(content in text for content in contents):
-        return text
-    merged = {"role": "system", "content": "\n\n".join(contents)}
-    return _text(tokenizer, [merged, *others], settings)
+        return text, messages
+    merged = [{"role": "system", "content": "\n\n".join(contents)}, *others]
+    return _text(tokenizer, merged, settings), merged
+
+
+def _tokens_after(
+    tokenizer: Any, messages: Sequence[Mapping[str, Any]], settings: Settings, prompt: str
+) -> int:
+    """How many tokens of a prompt come after these messages; 0 if it does not begin with them."""
+    try:
+        text = _text(tokenizer, messages, settings, reply=False)
+    except Exception:  # see render
+        return 0
+    rest = prompt.removeprefix(text)
+    return len(tokenizer.encode(rest, add_special_tokens=False)) if text and rest != prompt else 0
 
 
 def _readable(tokenizer: Any, variables: Mapping[str, Any]) -> Settings:
@@ -162,13 +197,17 @@ def _chosen(tokenizer: Any, level: str) -> Settings:
     return offered[level]
 
 
-def _thinking(tokenizer: Any, prompt: str) -> Thinking | None:
+def _thinking(tokenizer: Any, prompt: str, tools: Sequence[Mapping[str, Any]]) -> Thinking | None:
     """The markers, which are open if they are the last thing in the prompt: messages may hold markers too."""
-    if not tokenizer.has_thinking:
-        vocabulary = tokenizer.get_vocab()
-        return next((t for tokens, t in CHANNELS.items() if vocabulary.keys() >= set(tokens)), None)
-    start = tokenizer.think_start
-    return Thinking(start, tokenizer.think_end, open=prompt.rstrip().endswith(start))
+    if tokenizer.has_thinking:
+        start, end = tokenizer.think_start, tokenizer.think_end
+        return Thinking(start, end, prompt.rstrip().endswith(start), tokenizer.structural_markers)
+    vocabulary = tokenizer.get_vocab()
+    for tokens, thinking in CHANNELS.items():
+        if vocabulary.keys() >= set(tokens):
+            to_tools = [f"to={tool['function']['name']}<|message|>" for tool in tools]
+            return replace(thinking, others=(*thinking.others, *to_tools))
+    return None
 
 
 def _offered(tokenizer: Any) -> dict[str, Settings]:
@@ -215,21 +254,28 @@ def _try(tokenizer: Any, settings: Settings) -> str | None:
         return None
 
 
-def _text(tokenizer: Any, messages: Sequence[Mapping[str, Any]], settings: Settings) -> str:
+def _text(
+    tokenizer: Any, messages: Sequence[Mapping[str, Any]], settings: Settings, *, reply: bool = True
+) -> str:
     copies = [dict(message) for message in messages]
     # mlx-lm's wrapper turns reasoning on where nothing is said, whatever the template's own default.
     renderer = tokenizer if _source(tokenizer) is None else tokenizer._tokenizer
-    text: str = renderer.apply_chat_template(copies, tokenize=False, add_generation_prompt=True, **settings)
+    text: str = renderer.apply_chat_template(copies, tokenize=False, add_generation_prompt=reply, **settings)
     return text
 
 
-def _source(tokenizer: Any) -> str | None:
-    """The template's text; None where mlx-lm or the tokenizer itself renders with a Python function."""
+def _source(tokenizer: Any, name: str = "default") -> str | None:
+    """The template's text; None where mlx-lm or the tokenizer itself renders with a Python function.
+
+    Args:
+        name: of the template, where there are several and one is called so.
+    """
     if getattr(tokenizer, "_chat_template", None) is not None or not tokenizer.chat_template:
         return None
     source = tokenizer.chat_template
-    # Some models have several; without tools, transformers takes this one.
-    return str(source.get("default", "") if isinstance(source, dict) else source)
+    if isinstance(source, dict):
+        source = source.get(name, source.get("default", ""))
+    return str(source)
 
 
 class _Generation(Extension):

@@ -4,7 +4,7 @@ Plain decoding has blocks of one row and no drafter, and chooses by the same sam
 """
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -81,7 +81,10 @@ def decode(
     take: Take = everything,
     prefill_step: int = 2048,
     cancelled: Callable[[], bool] = lambda: False,
-) -> Iterator[Event]:
+    done: int = 0,
+    stops: Sequence[int] = (),
+    reached: Callable[[int], None] = lambda rows: None,
+) -> Generator[Event]:
     """Decode one reply: `Prefilling` between prompt chunks, `Prefilled`, a `Block` per cycle, `Finished`.
 
     After any exit, also when the caller stops iterating, `caches` hold exactly the prompt and the committed
@@ -90,7 +93,7 @@ def decode(
 
     Args:
         target: with `attach` done if there is a drafter.
-        caches: an empty cache of this target, which is filled.
+        caches: of this target; they are filled.
         prompt: token ids, at least one.
         sampler: a fresh one for this prompt.
         policy: how many rows each verify pass has, the anchor included; without a drafter it is not asked.
@@ -98,23 +101,36 @@ def decode(
         take: asked once for all newly chosen tokens, before they are committed.
         prefill_step: prompt rows per forward pass.
         cancelled: asked between chunks and between blocks.
+        done: tokens of the prompt, not all, whose rows are in the caches and the drafter already.
+        stops: where in the prompt passes end too, besides the multiples of `prefill_step`.
+        reached: told how many rows there are after each pass over a part of the prompt, up to its last token.
 
     Raises:
         NumericsError: the target's or, in the first block, the drafter's logits are not finite.
     """
     reply = _Reply(target, caches, sampler, drafter, policy if drafter else PLAIN, take, max_tokens)
     start = time.perf_counter()
-    logits = yield from reply.prefill(prompt, prefill_step, cancelled)
+    ends = chunk_ends(len(prompt) - 1, prefill_step, done, stops)
+    logits = yield from reply.prefill(prompt, done, ends, cancelled, reached)
     if logits is None:
         yield Finished(finish_reason="cancelled")
         return
     prefilled, ended = reply.first(logits)
-    yield replace(prefilled, prompt_tokens=len(prompt), seconds=time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    yield replace(prefilled, prompt_tokens=len(prompt), cached_tokens=done, seconds=seconds)
 
     reason: FinishReason = "stop" if ended else "length"
     if not ended and max_tokens != 1:
         reason = yield from reply.blocks(cancelled)
     yield Finished(finish_reason=reason)
+
+
+def chunk_ends(total: int, step: int, done: int, stops: Sequence[int]) -> list[int]:
+    """Where the passes over a prompt end, the last of them after `total` tokens.
+
+    Steps count from the beginning whatever was done, so that it was done in the same passes.
+    """
+    return sorted(end for end in {*range(step, total, step), *stops, total} if done < end <= total)
 
 
 @dataclass(frozen=True)
@@ -163,23 +179,29 @@ class _Reply:
     clock: float = 0.0
 
     def prefill(
-        self, prompt: Sequence[int], step: int, cancelled: Callable[[], bool]
+        self,
+        prompt: Sequence[int],
+        start: int,
+        ends: Sequence[int],
+        cancelled: Callable[[], bool],
+        reached: Callable[[int], None],
     ) -> Generator[Prefilling, None, mx.array | None]:
         """Read the prompt in chunks, then its last token alone, as mlx-lm does: the numbers are the same.
 
         Returns:
             Logits of the last row `[1, V]`, or None if cancelled.
         """
-        for start in range(0, len(prompt) - 1, step):
-            if start:
+        for end in ends:
+            if end != ends[0]:
                 yield Prefilling(done=start, total=len(prompt))
             if cancelled():
                 return None
-            chunk = prompt[start : min(start + step, len(prompt) - 1)]
-            _, taps = self.target.forward(mx.array(list(chunk)), self.caches)
+            _, taps = self.target.forward(mx.array(list(prompt[start:end])), self.caches)
             self._take(taps)
             mx.eval(arrays(self.caches))
             mx.clear_cache()
+            reached(end)
+            start = end
         if cancelled():
             return None
         logits, taps = self.target.forward(mx.array([prompt[-1]]), self.caches)

@@ -16,10 +16,11 @@ import mlx.core as mx
 
 from dflash_mlx import __version__
 from dflash_mlx.kernels import Kernels
+from dflash_mlx.loading import load
 from dflash_mlx.pairs import EMBEDDED
 from dflash_mlx.params import SamplingParams
 from dflash_mlx.result import Result
-from dflash_mlx.session import Session, load
+from dflash_mlx.session import Session
 from dflash_mlx.target.exactness import EXACT
 
 PROMPT = "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n"

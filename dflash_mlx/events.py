@@ -75,11 +75,13 @@ class Prefilled(Event):
     """The prompt is in the cache; `tokens` is the first token, chosen from the prompt's last row.
 
     Attributes:
+        cached_tokens: of the prompt's, those whose rows an earlier request had left.
         seed: the one that was given or drawn: with the same settings it gives the same reply.
         fallbacks: what runs slower than it could, because a kernel does not exist or failed here, and why.
     """
 
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     seconds: float = 0.0
     seed: int = 0
     fallbacks: tuple[str, ...] = ()

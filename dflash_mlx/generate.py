@@ -14,11 +14,11 @@ from dflash_mlx import __version__
 from dflash_mlx.chat_template import LEVELS
 from dflash_mlx.errors import DFlashError, UsageError
 from dflash_mlx.events import Event
+from dflash_mlx.loading import load
 from dflash_mlx.params import SamplingParams, block_size
 from dflash_mlx.progress import progress_line
 from dflash_mlx.remote import Server
 from dflash_mlx.result import Result, collect
-from dflash_mlx.session import load
 from dflash_mlx.target.exactness import EXACT
 from dflash_mlx.terminal import printable
 

@@ -227,8 +227,8 @@ def _drafter_caches(drafter: DrafterModel, prefill_step: int) -> tuple[Held, ...
     per_row = 2 * config.num_key_value_heads * config.head_dim * itemsize
     sliding = None
     if config.sliding_window is not None:
-        window = config.sliding_window + prefill_step
-        sliding = window + max(LayerContext.step, window // 8)
+        window = config.sliding_window + LayerContext.history + prefill_step
+        sliding = window + max(LayerContext.step, config.sliding_window // 8)
     # Full layers grow by an eighth, so that copies stay rare; half of that is there on average.
     full = Held(per_row=per_row + per_row // 16)
     return tuple(

@@ -15,6 +15,7 @@ class Result:
         tokens: ids of the reply; the last one is the end-of-sequence token if the target chose it.
         text: the answer; contains neither the end-of-sequence token nor a stop string.
         reasoning: the thinking before it, if the model's template marks it.
+        cached_tokens: of the prompt's, those whose rows an earlier request had left.
         seed: with the same settings it gives the same reply.
         logprobs: one per token, if they were asked for.
         fallbacks: what ran slower than it could, and why.
@@ -33,6 +34,7 @@ class Result:
     seed: int
     logprobs: tuple[TokenLogprob, ...]
     fallbacks: tuple[str, ...] = ()
+    cached_tokens: int = 0
 
     @property
     def tau(self) -> float | None:
@@ -42,8 +44,9 @@ class Result:
 
     @property
     def prefill_tokens_per_second(self) -> float:
-        """Prompt tokens per second."""
-        return self.prompt_tokens / self.prefill_seconds if self.prefill_seconds else 0.0
+        """Prompt tokens per second, of those that were not cached."""
+        read = self.prompt_tokens - self.cached_tokens
+        return read / self.prefill_seconds if self.prefill_seconds else 0.0
 
     @property
     def decode_tokens_per_second(self) -> float:
@@ -61,7 +64,7 @@ def collect(events: Iterator[Event]) -> Result:
     seed = 0
     fallbacks: tuple[str, ...] = ()
     reason: FinishReason = "cancelled"
-    prompt_tokens, prefill_seconds, first, last = 0, 0.0, 0.0, 0.0
+    prompt_tokens, cached_tokens, prefill_seconds, first, last = 0, 0, 0.0, 0.0, 0.0
     for event in events:
         last = time.perf_counter()
         tokens += event.tokens
@@ -70,7 +73,8 @@ def collect(events: Iterator[Event]) -> Result:
         logprobs += event.logprobs
         match event:
             case Prefilled():
-                prompt_tokens, seed, fallbacks = event.prompt_tokens, event.seed, event.fallbacks
+                prompt_tokens, cached_tokens = event.prompt_tokens, event.cached_tokens
+                seed, fallbacks = event.seed, event.fallbacks
                 prefill_seconds, first = event.seconds, last
             case Block():
                 cycles.append(event)
@@ -88,4 +92,5 @@ def collect(events: Iterator[Event]) -> Result:
         seed=seed,
         logprobs=tuple(logprobs),
         fallbacks=fallbacks,
+        cached_tokens=cached_tokens,
     )

@@ -2,17 +2,15 @@
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from pathlib import Path
+from functools import cached_property
 from typing import Any, cast
 
-import mlx.core as mx
-
-from dflash_mlx import calibrate, hub, memory
-from dflash_mlx.chat_template import levels, render
-from dflash_mlx.decode import Proposer, decode
-from dflash_mlx.drafter import Drafter, DrafterModel, load_drafter
+from dflash_mlx import calibrate
+from dflash_mlx.chat_template import Rendered, levels, render
+from dflash_mlx.decode import CLEAR_EVERY, decode
+from dflash_mlx.drafter import Drafter, DrafterModel
 from dflash_mlx.errors import (
     ContextLengthError,
     OutOfMemoryError,
@@ -21,25 +19,19 @@ from dflash_mlx.errors import (
     memory_errors,
 )
 from dflash_mlx.events import Event, Finished, Prefilled
-from dflash_mlx.kernels import Kernels, Walker
-from dflash_mlx.pairs import drafter_for
+from dflash_mlx.kernels import Walker
 from dflash_mlx.params import SamplingParams
+from dflash_mlx.prefix_cache import Context, PrefixCache
 from dflash_mlx.result import Result, collect
 from dflash_mlx.sampling import Sampler, check_bias
 from dflash_mlx.schedule import Adaptive, Costs, Fixed, Policy
-from dflash_mlx.smollm2 import default_target
-from dflash_mlx.target import Target, load_target
+from dflash_mlx.target import Target
 from dflash_mlx.target.exactness import EXACT, FAST, measure_exactness
-from dflash_mlx.target.load import Tokenizer, read_weights
+from dflash_mlx.target.load import Tokenizer
 from dflash_mlx.text import Reply, Thinking
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """Text (taken raw), token ids, or chat messages."""
-
-Progress = Callable[[str, int, int], None]
-"""Told what is under way, such as "downloading owner/name", the bytes that are done, and all of them."""
-
-NUMERICS = ("exact", "fast")
 
 
 @dataclass(frozen=True)
@@ -48,12 +40,14 @@ class Prepared:
 
     Attributes:
         ids: the prompt.
+        turns: how many of its tokens other prompts may begin with too.
         thinking: the markers of the reply's reasoning, if any are known.
         block_size: rows of a verify pass; None: chosen for every cycle.
         max_tokens: of the reply, within the context; None: the context's length is not known.
     """
 
     ids: tuple[int, ...]
+    turns: tuple[int, ...]
     thinking: Thinking | None
     params: SamplingParams
     block_size: int | None
@@ -78,6 +72,10 @@ class Session:
         block_size: rows of a verify pass where a request names none; None: chosen for every cycle.
         defaults: how the model's makers sample from it; what `stream` does without parameters is greedy.
         room: tokens of context that there is memory for, if that is less than the target could have.
+
+    Args:
+        prefixes: bytes that caches of earlier requests may take, for prompts that begin alike.
+        spare: bytes that a context of so many tokens leaves for them; None: enough.
     """
 
     def __init__(
@@ -91,6 +89,8 @@ class Session:
         block_size: int | None = None,
         defaults: SamplingParams | None = None,
         room: int | None = None,
+        prefixes: int = 0,
+        spare: Callable[[int], int] | None = None,
     ) -> None:
         if prefill_step < 1:
             raise UsageError(f"prefill_step is {prefill_step}: it must be a positive integer")
@@ -104,6 +104,8 @@ class Session:
         self.room = room
         self.exactness = EXACT
         self.fallbacks: tuple[str, ...] = ()
+        self._prefixes = PrefixCache(self._new_context, prefixes) if prefixes else None
+        self._spare = spare
         self._walker: Walker | None = None
         self._cancelled = threading.Event()
         self._owner = threading.get_ident()
@@ -140,7 +142,7 @@ class Session:
         Raises:
             UsageError: the prompt is empty, or is none of text, token ids and messages.
         """
-        return self._encode(prompt, reasoning)[0]
+        return list(self._encode(prompt, reasoning).ids)
 
     def prepare(
         self,
@@ -151,45 +153,49 @@ class Session:
         speculative: bool = True,
         reasoning: str | None = None,
         variables: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> Prepared:
         """Check a request and turn its prompt into ids, for `run`; uses nothing of MLX.
 
-        Arguments and errors as for `stream`; `variables` sets what else the model's chat template reads.
+        Arguments and errors as for `stream`; `variables` sets what else the model's chat template reads,
+        and `tools` are functions that the model may call, as OpenAI's clients describe them.
         """
         params = params or SamplingParams()
-        ids, thinking = self._encode(prompt, reasoning, variables)
+        rendered = self._encode(prompt, reasoning, variables, tools)
         check_bias(params, self.target.vocab_size)
         return Prepared(
-            tuple(ids),
-            thinking,
+            rendered.ids,
+            rendered.turns,
+            rendered.thinking,
             params,
             self._check_block(block_size),
             speculative,
-            self._max_tokens(ids, params),
+            self._max_tokens(rendered.ids, params),
         )
 
     def _encode(
-        self, prompt: Prompt, reasoning: str | None, variables: Mapping[str, Any] | None = None
-    ) -> tuple[list[int], Thinking | None]:
-        thinking = None
+        self,
+        prompt: Prompt,
+        reasoning: str | None,
+        variables: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> Rendered:
         if prompt and _all(prompt, Mapping):
             messages = [dict(cast(Mapping[str, Any], message)) for message in prompt]
-            rendered = render(self.tokenizer, messages, reasoning=reasoning, variables=variables)
-            ids, thinking = list(rendered.ids), rendered.thinking
+            rendered = render(self.tokenizer, messages, reasoning=reasoning, variables=variables, tools=tools)
         elif reasoning is not None or variables:
             name, value = ("reasoning", reasoning) if reasoning is not None else ("variables", variables)
             raise UsageError(f"{name} is {value!r}: it needs messages, a raw prompt has no template")
-        elif isinstance(prompt, str):
-            ids = self.tokenizer.encode(prompt)
-        elif _all(prompt, int):
-            ids = [int(cast(int, token)) for token in prompt]
+        elif isinstance(prompt, str) or _all(prompt, int):
+            ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+            rendered = Rendered(tuple(int(cast(int, token)) for token in ids), (), None)
         else:
             raise UsageError(f"prompt is a {type(prompt).__name__}: pass text, token ids, or messages")
-        if not ids:
+        if not rendered.ids:
             raise UsageError("the prompt is empty: it must hold at least one token")
-        if bad := [t for t in ids if not 0 <= t < self.target.vocab_size]:
+        if bad := [t for t in rendered.ids if not 0 <= t < self.target.vocab_size]:
             raise UsageError(f"token id {bad[0]} is not in the vocabulary: [0, {self.target.vocab_size})")
-        return ids, thinking
+        return rendered
 
     # --- replies ------------------------------------------------------------------------------
 
@@ -230,10 +236,8 @@ class Session:
         policy = self._policy(request.block_size, speculative=request.speculative)
         sampler = Sampler(params, request.ids, self.target.vocab_size, self._known_ids)
         reply = Reply(self.tokenizer, eos=self._eos, stop=tuple(params.stop), thinking=request.thinking)
-        network = self.drafter if request.speculative else None
-        drafter = None if network is None else Drafter(network, self._walker)
         self._cancelled.clear()
-        return self._events(request.ids, sampler, reply, drafter, policy, request.max_tokens)
+        return self._events(request, sampler, reply, policy)
 
     def generate(
         self,
@@ -290,35 +294,61 @@ class Session:
         """Leave the target model as mlx-lm loaded it."""
         self.target.detach()
 
-    def _events(
-        self,
-        ids: Sequence[int],
-        sampler: Sampler,
-        reply: Reply,
-        drafter: Proposer | None,
-        policy: Policy,
-        max_tokens: int | None,
-    ) -> Iterator[Event]:
+    def _events(self, request: Prepared, sampler: Sampler, reply: Reply, policy: Policy) -> Iterator[Event]:
         self._check_thread()
-        events = decode(
-            self.target,
-            self.target.make_cache(),
-            ids,
-            sampler,
-            drafter=drafter,
-            policy=policy,
-            max_tokens=max_tokens,
-            take=reply.take,
-            prefill_step=self.prefill_step,
-            cancelled=self._cancelled.is_set,
-        )
-        fallbacks = () if drafter is None else self.fallbacks
-        with memory_errors():
-            for event in events:
-                text, thought = reply.finish() if isinstance(event, Finished) else reply.drain()
-                event = replace(event, text=text, reasoning=thought)
-                yield replace(event, fallbacks=fallbacks) if isinstance(event, Prefilled) else event
-                self._check_thread()
+        ids, written = request.ids, list[int]()
+        network = self.drafter if request.speculative else None
+        with memory_errors(), self._resumed(ids, drafted=network is not None) as context:
+            self._spare_memory(len(ids), len(ids))
+            drafter = None if network is None else Drafter(network, self._walker, context.drafter)
+            events = decode(
+                self.target,
+                context.caches,
+                ids,
+                sampler,
+                drafter=drafter,
+                policy=policy,
+                max_tokens=request.max_tokens,
+                take=reply.take,
+                prefill_step=self.prefill_step,
+                cancelled=self._cancelled.is_set,
+                done=len(context.tokens),
+                stops=(*request.turns, *context.partings) if self._prefixes and context.needs_marks else (),
+                reached=lambda rows: context.note(ids[:rows]),
+            )
+            try:
+                with closing(events):
+                    for event in events:
+                        written += event.tokens
+                        yield self._told(event, reply, drafted=drafter is not None)
+                        self._check_thread()
+                        self._spare_memory(len(ids) + len(written), len(event.tokens))
+            finally:
+                if written:
+                    context.note([*ids, *written[:-1]])
+
+    def _told(self, event: Event, reply: Reply, *, drafted: bool) -> Event:
+        """An event with the texts of its tokens."""
+        text, thought = reply.finish() if isinstance(event, Finished) else reply.drain()
+        event = replace(event, text=text, reasoning=thought)
+        return replace(event, fallbacks=self.fallbacks) if drafted and isinstance(event, Prefilled) else event
+
+    # --- earlier prompts --------------------------------------------------------------------------
+
+    def _resumed(self, ids: tuple[int, ...], *, drafted: bool) -> AbstractContextManager[Context]:
+        """What is known of this prompt already; what the reply adds to it stays for the next."""
+        if self._prefixes is None:
+            return nullcontext(self._new_context(drafted))
+        return self._prefixes.resumed(ids, drafted=drafted)
+
+    def _new_context(self, drafted: bool) -> Context:
+        network = self.drafter if drafted else None
+        return Context(self.target.make_cache(), None if network is None else network.make_context())
+
+    def _spare_memory(self, rows: int, new: int) -> None:
+        """Now and then, give the memory of earlier prompts to a context that grows."""
+        if self._prefixes and self._spare and (rows // CLEAR_EVERY > (rows - new) // CLEAR_EVERY):
+            self._prefixes.fit(self._spare(rows + CLEAR_EVERY))
 
     @property
     def _eos(self) -> frozenset[int]:
@@ -331,7 +361,7 @@ class Session:
                 "threads; run it there, and call only cancel() from elsewhere"
             )
 
-    def _max_tokens(self, ids: list[int], params: SamplingParams) -> int | None:
+    def _max_tokens(self, ids: Sequence[int], params: SamplingParams) -> int | None:
         limit = self.context_window
         if limit is None:
             return params.max_tokens
@@ -376,95 +406,3 @@ class Session:
 
 def _all(prompt: object, kind: type) -> bool:
     return isinstance(prompt, Sequence) and all(isinstance(item, kind) for item in prompt)
-
-
-def load(
-    target: str | None = None,
-    drafter: str | None = None,
-    *,
-    revision: str | None = None,
-    draft_revision: str | None = None,
-    draft_bits: int | None = None,
-    adapter: str | None = None,
-    dequantize: bool = False,
-    numerics: str = "exact",
-    block_size: int | None = None,
-    prefill_step: int = 2048,
-    progress: Progress | None = None,
-) -> Session:
-    """Load a pair.
-
-    Args:
-        target: folder or hub id of an mlx-lm model; None: SmolLM2 if it is here, else the embedded target,
-            in float32 on a CPU.
-        drafter: folder or hub id of a DFlash drafter; None: the one known for this target; "none": plain.
-        revision, draft_revision: branch, tag or commit on the hub; a known drafter has one of its own.
-        draft_bits: quantize the drafter's linear layers to 4 or 8 bits.
-        adapter: folder or hub id of a LoRA adapter for the target, as mlx-lm trains them.
-        dequantize: turn a quantized target into float32.
-        numerics: "exact", where plain decoding has mlx-lm's bits, or "fast", where on a GPU a quantized
-            target's has others, and larger blocks cost less; speculation changes no token in either.
-        block_size: rows of a verify pass where a request names none; None: for each cycle what is fastest.
-        prefill_step: prompt rows per forward pass.
-        progress: told what is under way, a download or the reading of weights, and how far it is.
-
-    Raises:
-        ModelError: a model cannot be found, read, or used, or the two do not belong together.
-        OutOfMemoryError: there is no room for the pair; its weights were not read.
-        UsageError: an argument is out of range.
-    """
-    if draft_bits not in (None, 4, 8):
-        raise UsageError(f"draft_bits is {draft_bits!r}: it must be 4 or 8")
-    if numerics not in NUMERICS:
-        raise UsageError(f"numerics is {numerics!r}: it must be exact or fast")
-    limit = memory.available()
-    notes: list[str] = []
-    if target is None:
-        target, note = default_target()
-        notes.append(note)
-        # Both are small, and MLX's products with quantized weights cost the same for every row on a CPU.
-        dequantize |= mx.default_device().type == mx.DeviceType.cpu
-    folder, more = _get(target, revision, progress)
-    notes += more
-    if drafter is None:
-        match = drafter_for(folder, target)
-        drafter, draft_revision = match.pair.drafter, draft_revision or match.pair.revision
-        notes += [match.note] if match.note else []
-    # The drafter first: it is small, and what is wrong with it is known before the target is read.
-    network = None
-    if drafter != "none":
-        draft_folder, more = _get(drafter, draft_revision, progress)
-        notes += more
-        network = load_drafter(draft_folder, bits=draft_bits)
-    adapter_folder = None if adapter is None else hub.resolve(adapter)
-    with memory_errors():
-        kernels = Kernels(fast=numerics == "fast")
-        if kernels.fast and not kernels.device.metal:
-            notes.append("there is no GPU: numerics are exact")
-        loaded = load_target(folder, adapter=adapter_folder, dequantize=dequantize, kernels=kernels)
-        plan = memory.plan(loaded.target, network, prefill_step)
-        room: int | None = memory.check_room(plan, limit)
-        if room == plan.longest:
-            room = None
-        else:
-            notes.append(f"there is memory for {room:,} tokens of context")
-        memory.wire()
-        read_weights(loaded.target, None if progress is None else partial(progress, "loading weights"))
-        return Session(
-            loaded.target,
-            loaded.tokenizer,
-            network,
-            notes=(*notes, *loaded.notes),
-            prefill_step=prefill_step,
-            block_size=block_size,
-            defaults=loaded.defaults,
-            room=room,
-        )
-
-
-def _get(name: str, revision: str | None, progress: Progress | None) -> tuple[Path, list[str]]:
-    """The folder of a model, and which commit it is."""
-    report = None if progress is None else partial(progress, f"downloading {name}")
-    folder = hub.resolve(name, revision, report)
-    commit = hub.commit(folder)
-    return folder, [] if commit is None else [f"{name} at commit {commit}"]

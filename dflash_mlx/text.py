@@ -4,6 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dflash_mlx.markdown import Code
+
 REPLACEMENT = "\ufffd"
 
 
@@ -113,13 +115,13 @@ class Reply:
         answer = self._held + answer
         if self._cut(answer):
             return True
-        sure = len(answer) - _beginning(answer, self._stop)
+        sure = len(answer) - beginning(answer, self._stop)
         self._answer.append(answer[:sure])
         self._held = answer[sure:]
         return False
 
     def _cut(self, answer: str) -> bool:
-        if found := _first(answer, self._stop):
+        if found := first(answer, self._stop):
             self._answer.append(answer[: found[0]])
             self._stopped = True
         return found is not None
@@ -174,6 +176,9 @@ class _Splitter:
     A marker says what follows it, whatever was before: a second start and a lone end are taken out as well.
     With a marker go the newlines right after it and, at the end of the reasoning, those right before it;
     models write them around markers and no reader wants them. All other text is in one of the two.
+
+    In an answer, a marker within Markdown's code is text: the model writes about it. Not so in reasoning,
+    where a fence that nothing closes would hide the whole answer, nor where markers frame messages.
     """
 
     def __init__(self, thinking: Thinking | None) -> None:
@@ -182,6 +187,7 @@ class _Splitter:
             self._markers = (thinking.start, thinking.end, *thinking.others)
         self.inside = thinking is not None and thinking.open
         self.held = ""  # the end of the text, while it may be the beginning of a marker
+        self._code = None if thinking is None or thinking.others else Code()
         self._fresh = self.inside  # nothing but newlines since the last marker
         self._newlines = ""  # the reasoning's last ones, which go if the end marker follows
 
@@ -189,15 +195,18 @@ class _Splitter:
         """Parts of the text in order, each with whether it is reasoning."""
         text = self.held + text
         parts = []
-        while found := _first(text, self._markers):
+        while found := first(text, self._markers):
             at, marker = found
             parts.append(self._part(text[:at]))
+            text = text[at + len(marker) :]
+            if self._code and not self.inside and (self._code.fenced or self._code.span):
+                parts.append(self._part(marker))
+                continue
             if marker == self._markers[0]:
                 parts.append((self.inside, self._newlines))
             self.inside = marker == self._markers[0]
             self._fresh, self._newlines = True, ""
-            text = text[at + len(marker) :]
-        sure = len(text) - _beginning(text, self._markers)
+        sure = len(text) - beginning(text, self._markers)
         self.held = text[sure:]
         return [*parts, self._part(text[:sure])]
 
@@ -215,15 +224,17 @@ class _Splitter:
             text = self._newlines + text
             self._newlines = text[len(text.rstrip("\n")) :]
             text = text.rstrip("\n")
+        elif self._code:
+            self._code.add(text)
         return self.inside, text
 
 
-def _first(text: str, words: Iterable[str]) -> tuple[int, str] | None:
+def first(text: str, words: Iterable[str]) -> tuple[int, str] | None:
     """Where the first of these words in the text begins, and which it is."""
     return min(((at, word) for word in words if (at := text.find(word)) >= 0), default=None)
 
 
-def _beginning(text: str, words: Sequence[str]) -> int:
+def beginning(text: str, words: Sequence[str]) -> int:
     """Length of the longest end of the text that is the beginning of a word; the text contains none whole."""
     longest = max(map(len, words), default=0)
     for size in range(min(len(text), longest - 1), 0, -1):

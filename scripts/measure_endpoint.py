@@ -33,7 +33,10 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=1000, help="for the memory (default: 1000)")
     parser.add_argument("--rounds", type=int, default=7, help="of whole and streamed replies (default: 7)")
     args = parser.parse_args()
-    with served() as (process, url), httpx.Client(base_url=url, timeout=600) as client:
+    with (
+        served("--prefix-cache", "0.02") as (process, url),
+        httpx.Client(base_url=url, timeout=600) as client,
+    ):
         ask(client, CODE, 64)
         good = True
         works = {
@@ -57,10 +60,10 @@ def main() -> int:
 
 
 @contextmanager
-def served() -> Iterator[tuple[subprocess.Popen[str], str]]:
+def served(*options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A server as a child process."""
-    options = ["--model", EMBEDDED.target, "--port", "0", "--exit-with-parent"]
-    command = [sys.executable, "-m", "dflash_mlx.server", *options]
+    pair = ["--model", EMBEDDED.target, "--port", "0", "--exit-with-parent"]
+    command = [sys.executable, "-m", "dflash_mlx.server", *pair, *options]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )

@@ -340,3 +340,47 @@ def test_a_python_template_has_its_switch_and_no_other_variable() -> None:
     )
     with pytest.raises(UsageError, match="it reads enable_thinking"):
         render(tokenizer, MESSAGES, variables={"tools": []})
+
+
+# --- where other prompts part from this one ------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "template", [TURNS + REPLY, SWITCH, TURNS + REPLY.replace("\n{", "\n<think>\n{")], ids=range(3)
+)
+def test_turns_are_where_the_next_prompt_and_other_questions_part_from_this_one(template: str) -> None:
+    tokenizer = wrapper(template)
+    prompt = render(tokenizer, MESSAGES)
+    before, turn = prompt.turns
+    question = render(tokenizer, [MESSAGES[0], {"role": "user", "content": "So?"}])
+    following = render(tokenizer, [*MESSAGES, {"role": "assistant", "content": "Yes."}, MESSAGES[1]])
+    assert question.ids[:before] == prompt.ids[:before]
+    assert tokenizer.decode(prompt.ids[before:]).startswith("<|user|>Hi")
+    assert following.ids[:turn] == prompt.ids[:turn]
+    assert tokenizer.decode(prompt.ids[turn:]).startswith("<|assistant|>")
+
+
+@pytest.mark.parametrize(
+    ("template", "messages"),
+    [
+        (FUSSY, [MESSAGES[0]]),  # nothing comes before the only message
+        ("{% if not add_generation_prompt %}{{ raise_exception('no') }}{% endif %}" + TURNS, MESSAGES),
+        ("{{ messages | length }}" + TURNS, MESSAGES),  # which begins otherwise with every message
+    ],
+    ids=range(3),
+)
+def test_a_prompt_that_shows_no_turns_is_one(template: str, messages: list[dict[str, str]]) -> None:
+    prompt = render(wrapper(template), messages)
+    assert prompt.turns[0] == len(prompt.ids)
+
+
+def test_merged_system_messages_are_in_front_of_the_turns() -> None:
+    messages = [*MESSAGES, {"role": "system", "content": "Be brief."}, MESSAGES[1]]
+    refusing = (
+        "{% for m in messages[1:] %}{% if m.role == 'system' %}{{ raise_exception('once') }}{% endif %}"
+    )
+    tokenizer = wrapper(refusing + "{% endfor %}" + TURNS + REPLY)
+    prompt = render(tokenizer, messages)
+    assert (
+        tokenizer.decode(prompt.ids[: prompt.turns[0]]) == "<|system|>Be kind.\n\nBe brief.\n<|user|>Hi 🙂\n"
+    )

@@ -15,7 +15,7 @@ PACKAGES = ("dflash_mlx", "metal/dflash_metal", "app/dflash_chat")
 
 # From low to high; a unit is a module or a whole folder, `api` is dflash_mlx/__init__.py.
 LAYERS: tuple[set[str], ...] = (
-    {"errors", "terminal"},
+    {"errors", "markdown", "terminal"},
     {"config", "events", "memo", "pairs", "params", "progress", "remote", "tensors", "dflash_metal"},
     {"kernels", "hub", "gguf"},
     {"smollm2"},
@@ -25,6 +25,7 @@ LAYERS: tuple[set[str], ...] = (
     {"text", "prefix_cache", "calibrate"},
     {"chat_template"},
     {"session"},
+    {"loading"},
     {"api"},
     {"generate", "benchmark", "doctor", "models", "server", "train"},
     {"dflash_chat"},

@@ -6,8 +6,8 @@ import sys
 
 from dflash_mlx.calibrate import measure_costs
 from dflash_mlx.errors import DFlashError, UsageError
+from dflash_mlx.loading import load
 from dflash_mlx.schedule import Costs
-from dflash_mlx.session import load
 
 
 def parser() -> argparse.ArgumentParser:

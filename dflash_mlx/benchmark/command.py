@@ -16,9 +16,9 @@ from dflash_mlx.benchmark.prompts import DATA_SETS, Task
 from dflash_mlx.benchmark.report import report
 from dflash_mlx.chat_template import LEVELS
 from dflash_mlx.errors import DFlashError, UsageError
+from dflash_mlx.loading import load
 from dflash_mlx.pairs import EMBEDDED
 from dflash_mlx.params import SamplingParams
-from dflash_mlx.session import load
 from dflash_mlx.smollm2 import default_pair
 
 INTERRUPTED = 130

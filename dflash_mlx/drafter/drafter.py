@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from dflash_mlx.drafter.context import DrafterContext
 from dflash_mlx.drafter.model import DrafterModel, Embed, Head
 from dflash_mlx.kernels import Walker
 
@@ -22,13 +23,16 @@ class Drafter:
     Args:
         model: the network.
         walker: a kernel for the selector's walk; None: MLX's own ops.
+        context: what it remembers already; None: nothing.
     """
 
-    def __init__(self, model: DrafterModel, walker: Walker | None = None) -> None:
+    def __init__(
+        self, model: DrafterModel, walker: Walker | None = None, context: DrafterContext | None = None
+    ) -> None:
         self.model = model
         self.walker = walker
         self.config = model.config
-        self.context = model.make_context()
+        self.context = model.make_context() if context is None else context
 
     def extend(self, taps: mx.array) -> None:
         """Take in the taps of rows that were committed, `[1, n, len(target_layer_ids) * H]`."""

@@ -148,9 +148,8 @@ class DrafterModel(nn.Module):
         """Take committed rows' taps `[1, n, taps * H]` into the context, and forget them."""
         rows = self.inject(taps)
         for layer, cache in zip(self.layers, context.layers, strict=True):
-            # A window never shows more than its last rows, so older ones of this chunk need no projection.
-            skip = 0 if cache.limit is None else max(0, rows.shape[1] - cache.limit)
-            cache.append(*layer.self_attn.keys_values(rows[:, skip:], context.position + skip))
+            unseen = cache.unseen(rows.shape[1])  # which need no projection
+            cache.append(*layer.self_attn.keys_values(rows[:, unseen:], context.position + unseen), unseen)
         context.position += rows.shape[1]
 
     def hidden_states(self, x: mx.array, context: DrafterContext) -> mx.array:

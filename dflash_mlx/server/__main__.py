@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import math
 import os
 import sys
 import time
@@ -58,6 +59,13 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--max-queue", type=int, default=8, help="requests that may wait (default: 8)")
     p.add_argument(
         "--max-context", type=int, help="tokens of a conversation (default: all that the model has)"
+    )
+    p.add_argument(
+        "--prefix-cache",
+        type=float,
+        metavar="GB",
+        help="memory for what earlier requests computed, for prompts that begin alike; 0: none "
+        "(default: half of what the weights leave)",
     )
     p.add_argument("--strict-model", action="store_true", help="answer 404 to requests for another model")
     p.add_argument(
@@ -132,9 +140,16 @@ def _serve(args: argparse.Namespace) -> NoReturn:
 
 
 def _load(args: argparse.Namespace, progress: Callable[[str, int, int], None]) -> "Session":
-    from dflash_mlx.session import load  # here, for it takes MLX seconds to be imported
+    from dflash_mlx.loading import load  # here, for it takes MLX seconds to be imported
 
-    return load(args.model, args.draft, numerics=args.numerics, block_size=args.block_size, progress=progress)
+    return load(
+        args.model,
+        args.draft,
+        numerics=args.numerics,
+        block_size=args.block_size,
+        prefixes=None if args.prefix_cache is None else int(args.prefix_cache * 1e9),
+        progress=progress,
+    )
 
 
 def _report(error: BaseException, *, debug: bool) -> int:
@@ -151,6 +166,8 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError(f"--max-queue is {args.max_queue}: it must be 0 or more")
     if args.max_context is not None and args.max_context < 2:
         raise UsageError(f"--max-context is {args.max_context}: it must be 2 or more")
+    if args.prefix_cache is not None and not 0 <= args.prefix_cache < math.inf:
+        raise UsageError(f"--prefix-cache is {args.prefix_cache}: it must be 0 or more")
     if not 0 <= args.port <= 65535:
         raise UsageError(f"--port is {args.port}: it must be in [0, 65535]")
 

@@ -3,11 +3,16 @@
 from dataclasses import dataclass
 
 from dflash_mlx.params import SamplingParams
+from dflash_mlx.server.syntax import Syntax
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What stays as it is while a pair is loaded."""
+    """What stays as it is while a pair is loaded.
+
+    Attributes:
+        syntax: how the model calls tools; None: it cannot, or not in a way that is known here.
+    """
 
     block_size: int
     speculative: bool
@@ -16,6 +21,7 @@ class Facts:
     context_window: int | None
     notes: tuple[str, ...]
     reasoning_levels: tuple[str, ...]
+    syntax: Syntax | None
     defaults: SamplingParams
     plain_tokens_per_second: float | None
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dflash_mlx.events import Block, Event, Finished, Prefilled, Prefilling, TokenLogprob
+from dflash_mlx.server.calls import Offer
 from dflash_mlx.server.jobs import Begun, Failed, Message, Queued, Step
 from dflash_mlx.server.refusals import encode, refusal
 from dflash_mlx.server.tally import Tally
@@ -27,6 +28,7 @@ class Answer:
     Attributes:
         model: the real name of what answers.
         logprobs: they were asked for.
+        offer: what the model may call.
         facts: what the `dflash` object of the answer says besides the figures.
     """
 
@@ -36,17 +38,25 @@ class Answer:
     include_usage: bool = False
     include_dflash: bool = False
     logprobs: bool = False
+    offer: Offer | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Frames(ABC):
-    """One answer, from its first frame to its last."""
+    """One answer, from its first frame to its last.
+
+    Attributes:
+        over: it is complete, whatever the engine still says.
+        error: what ended it, if it failed.
+    """
 
     chunk_object: str
     body_object: str
 
     def __init__(self, answer: Answer) -> None:
         self.tally = Tally()
+        self.over = False
+        self.error: BaseException | None = None
         self._answer = answer
         self._logprobs: list[Any] = []
 
@@ -62,8 +72,11 @@ class Frames(ABC):
 
     def add(self, message: Message) -> bytes:
         """Take in the next message; the frames that report it, often none."""
+        if self.over:
+            return b""
         match message:
             case Failed(error):
+                self.over, self.error = True, error
                 return _data(refusal(error, self._answer.id).body) + DONE
             case Queued(ahead):
                 return self._dflash_only({"phase": "queued", "ahead": ahead})
@@ -71,7 +84,9 @@ class Frames(ABC):
                 return self._dflash_only({"phase": "prefill", "done": 0, "total": prompt_tokens})
             case Step(event, texts):
                 self.tally.add(event)
-                return self._event(event, texts)
+                frames = self._event(event, texts)
+                self.over = isinstance(event, Finished)
+                return frames + self.add(Step(Finished())) if self._enough and not self.over else frames
 
     def texts_of(self, event: Event) -> set[int]:
         """The tokens of an event that its frames show one by one."""
@@ -96,7 +111,7 @@ class Frames(ABC):
             choices[-1]["logprobs"] = logprobs
         frames = [self._chunk(choice) for choice in choices]
         if isinstance(event, Finished):
-            frames = [*frames, self._chunk(self._choice(event.finish_reason), dflash), *self._end()]
+            frames = [*frames, self._chunk(self._choice(self._finish_reason), dflash), *self._end()]
         elif choices and dflash is not None:
             frames[0] = self._chunk(choices[0], dflash)
         return b"".join(frames)
@@ -120,9 +135,9 @@ class Frames(ABC):
         """The whole answer, after the last message."""
         choice = {
             "index": 0,
-            **self._whole("".join(self.tally.text), "".join(self.tally.reasoning)),
+            **self._whole(),
             "logprobs": self._join_logprobs(self._logprobs) if self._answer.logprobs else None,
-            "finish_reason": self.tally.finish_reason,
+            "finish_reason": self._finish_reason,
         }
         return {
             **self._head(self.body_object),
@@ -142,6 +157,15 @@ class Frames(ABC):
         figures = {"tau": self.tally.tau, "cycles": self.tally.cycles, "seed": self.tally.seed}
         return {**figures, **self._answer.facts}
 
+    @property
+    def _finish_reason(self) -> str:
+        return self.tally.finish_reason
+
+    @property
+    def _enough(self) -> bool:
+        """Whether the answer ends here, though the reply would go on."""
+        return False
+
     @abstractmethod
     def _choice(self, finish_reason: str | None = None) -> dict[str, Any]:
         """A choice without text."""
@@ -151,7 +175,7 @@ class Frames(ABC):
         """The choices that hold an event's texts, none of them empty."""
 
     @abstractmethod
-    def _whole(self, text: str, reasoning: str) -> dict[str, Any]:
+    def _whole(self) -> dict[str, Any]:
         """What of the only choice holds the texts."""
 
     @abstractmethod
@@ -161,46 +185,6 @@ class Frames(ABC):
     @abstractmethod
     def _join_logprobs(self, parts: list[Any]) -> Any:
         """A reply's, from its events'."""
-
-
-class ChatFrames(Frames):
-    """Of `/chat/completions`."""
-
-    chunk_object = "chat.completion.chunk"
-    body_object = "chat.completion"
-
-    def begin(self) -> bytes:
-        return self._chunk(self._choice() | {"delta": {"role": "assistant", "content": ""}})
-
-    def _choice(self, finish_reason: str | None = None) -> dict[str, Any]:
-        return {"index": 0, "delta": {}, "finish_reason": finish_reason}
-
-    def _texts(self, event: Event) -> list[dict[str, Any]]:
-        deltas: list[dict[str, str]] = []
-        if event.reasoning:
-            deltas.append(_reasoning(event.reasoning))
-        if event.text:
-            deltas.append({"content": event.text})
-        return [self._choice() | {"delta": delta} for delta in deltas]
-
-    def _whole(self, text: str, reasoning: str) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text}
-        return {"message": message | (_reasoning(reasoning) if reasoning else {})}
-
-    def _read_logprobs(self, entries: Sequence[TokenLogprob], texts: Mapping[int, str]) -> Any:
-        return {
-            "content": [
-                {
-                    **_logprob(texts[entry.token], entry.logprob),
-                    "top_logprobs": [_logprob(texts[token], value) for token, value in entry.top],
-                }
-                for entry in entries
-            ],
-            "refusal": None,
-        }
-
-    def _join_logprobs(self, parts: list[Any]) -> Any:
-        return {"content": [entry for part in parts for entry in part["content"]], "refusal": None}
 
 
 class CompletionFrames(Frames):
@@ -221,8 +205,8 @@ class CompletionFrames(Frames):
     def _texts(self, event: Event) -> list[dict[str, Any]]:
         return [self._choice() | {"text": event.text}] if event.text else []
 
-    def _whole(self, text: str, reasoning: str) -> dict[str, Any]:
-        return {"text": text}
+    def _whole(self) -> dict[str, Any]:
+        return {"text": "".join(self.tally.text)}
 
     def _read_logprobs(self, entries: Sequence[TokenLogprob], texts: Mapping[int, str]) -> Any:
         offsets = []
@@ -231,8 +215,8 @@ class CompletionFrames(Frames):
             self._offset += len(texts[entry.token])
         return {
             "tokens": [texts[entry.token] for entry in entries],
-            "token_logprobs": [_finite(entry.logprob) for entry in entries],
-            "top_logprobs": [{texts[t]: _finite(value) for t, value in entry.top} for entry in entries],
+            "token_logprobs": [finite(entry.logprob) for entry in entries],
+            "top_logprobs": [{texts[t]: finite(value) for t, value in entry.top} for entry in entries],
             "text_offset": offsets,
         }
 
@@ -245,17 +229,8 @@ def _data(value: Any) -> bytes:
     return b"data: " + encode(value) + b"\n\n"
 
 
-def _reasoning(text: str) -> dict[str, str]:
-    """Under both names that clients know."""
-    return {"reasoning_content": text, "reasoning": text}
-
-
-def _logprob(text: str, value: float) -> dict[str, Any]:
-    whole = None if "\ufffd" in text else list(text.encode())
-    return {"token": text, "logprob": _finite(value), "bytes": whole}
-
-
-def _finite(value: float) -> float:
+def finite(value: float) -> float:
+    """A log probability as JSON can write it."""
     return max(value, LEAST_LOGPROB)
 
 
@@ -272,7 +247,7 @@ def _phase(event: Event, texts: Mapping[int, str]) -> dict[str, Any]:
             return {
                 "phase": "prefilled",
                 "prompt_tokens": event.prompt_tokens,
-                "cached_tokens": 0,
+                "cached_tokens": event.cached_tokens,
                 "seconds": event.seconds,
                 "seed": event.seed,
                 "tokens": [token | {"origin": "target"} for token in tokens(event.tokens)],

@@ -11,7 +11,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from dflash_mlx.params import SamplingParams
-from dflash_mlx.server.frames import Answer, ChatFrames, CompletionFrames, Frames
+from dflash_mlx.server.calls import Offer
+from dflash_mlx.server.chat_frames import ChatFrames
+from dflash_mlx.server.facts import Facts
+from dflash_mlx.server.frames import Answer, CompletionFrames, Frames
 from dflash_mlx.server.refusals import Refusal
 from dflash_mlx.server.replies import Reply
 from dflash_mlx.server.requests import Request, nearest_level, parse, read_chat, read_completion
@@ -42,6 +45,7 @@ async def _answer(
         log.debug("%s: fields without a meaning here: %s", request_id, ", ".join(request.unknown))
     if service.strict_model and request.model not in (None, service.model):
         raise unknown_model(request.model, service.model)
+    offer = _offer(request, facts)
     level = nearest_level(request.effort, facts.reasoning_levels)
     prepared = await service.engine.prepare(
         request.prompt,
@@ -50,6 +54,7 @@ async def _answer(
         speculative=request.speculative,
         reasoning=level,
         variables=request.variables,
+        tools=request.tools,
     )
     answer = Answer(
         id=prefix + request_id,
@@ -58,6 +63,7 @@ async def _answer(
         include_usage=request.include_usage,
         include_dflash=request.include_dflash,
         logprobs=request.params.top_logprobs is not None,
+        offer=offer,
         facts=_reasoning_facts(request, level),
     )
     return Reply(
@@ -76,6 +82,20 @@ def unknown_model(asked: str | None, model: str) -> Refusal:
     return Refusal(
         404, f"model is {asked!r}: this server has {model!r}", param="model", code="model_not_found"
     )
+
+
+def _offer(request: Request, facts: Facts) -> Offer | None:
+    if not request.tools:
+        return None
+    if facts.syntax is None:
+        raise Refusal(
+            400,
+            "this model cannot call tools, or not in a way that is known here: leave tools out, or send "
+            "tool_choice 'none'",
+            param="tools",
+            code="unsupported_parameter",
+        )
+    return Offer(facts.syntax, request.tools, request.parallel)
 
 
 def _reasoning_facts(request: Request, level: str | None) -> dict[str, Any]:

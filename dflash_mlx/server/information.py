@@ -82,6 +82,7 @@ def health(service: Service, status: Status) -> dict[str, Any]:
         "memory": asdict(service.engine.memory),
         "plain_tokens_per_second": facts.plain_tokens_per_second if facts else None,
         "reasoning_levels": list(facts.reasoning_levels) if facts else [],
+        "tools": bool(facts and facts.syntax),
         "version": __version__,
     }
 

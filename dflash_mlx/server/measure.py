@@ -9,9 +9,11 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from dflash_mlx import __version__, memo
+from dflash_mlx.chat_template import knows_tools
 from dflash_mlx.events import Block
 from dflash_mlx.params import SamplingParams
 from dflash_mlx.server.facts import Facts, Memory
+from dflash_mlx.server.syntax import syntax_of
 from dflash_mlx.session import Session
 
 PLAIN_TOKENS = 32
@@ -31,6 +33,7 @@ def facts(session: Session, model: str) -> Facts:
         context_window=session.context_window,
         notes=session.notes,
         reasoning_levels=session.reasoning_levels,
+        syntax=syntax_of(session.tokenizer) if knows_tools(session.tokenizer) else None,
         defaults=session.defaults,
         plain_tokens_per_second=_plain_speed(session, model),
     )

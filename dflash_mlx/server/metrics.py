@@ -17,6 +17,7 @@ class Counts:
     requests: int = 0
     failures: int = 0
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     generated_tokens: int = 0
     cycles: int = 0
     drafted: int = 0
@@ -30,6 +31,7 @@ class Counts:
         match event:
             case Prefilled():
                 self.prompt_tokens += event.prompt_tokens
+                self.cached_tokens += event.cached_tokens
                 self.drafted_cycles = self.drafted_tokens = 0
             case Block():
                 self.cycles += 1
@@ -46,6 +48,7 @@ def prometheus(counts: Counts, gauges: Mapping[str, float]) -> str:
         "requests": counts.requests,
         "failed_requests": counts.failures,
         "prompt_tokens": counts.prompt_tokens,
+        "cached_tokens": counts.cached_tokens,
         "generated_tokens": counts.generated_tokens,
         "cycles": counts.cycles,
         "drafted_tokens": counts.drafted,

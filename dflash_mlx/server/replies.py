@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from dflash_mlx.events import Finished
 from dflash_mlx.server.engine import Engine
 from dflash_mlx.server.frames import Frames
-from dflash_mlx.server.jobs import Failed, Job, Message, Step
+from dflash_mlx.server.jobs import Job, Message
 from dflash_mlx.server.refusals import CONTENT_TYPE, encode, refusal
 
 if TYPE_CHECKING:
@@ -96,44 +95,33 @@ class Reply(Response):
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await _more(send, self._frames.begin())
         loop = asyncio.get_running_loop()
-        last, over = loop.time(), False
-        while not over:
+        last = loop.time()
+        while not self._frames.over:
             messages = await self._inbox.take(max(0.0, last + self._heartbeat - loop.time()))
             if None in messages:
                 return
             frames = b"".join(self._frames.add(message) for message in messages if message is not None)
-            if not messages:
+            if not frames and loop.time() >= last + self._heartbeat:
                 frames = self._frames.heartbeat()
             if frames:
                 await _more(send, frames)
                 last = loop.time()
-            over = any(self._ends(message) for message in messages)
+        self._finish(self._frames, self._frames.error)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
-        over = False
-        while not over:
-            messages = await self._inbox.take(None)
-            if None in messages:
-                return
-            for message in messages:
-                assert message is not None
-                self._frames.add(message)
-                over = self._ends(message)
-                if isinstance(message, Failed):
-                    await refusal(message.error, self._request_id).response()(scope, receive, send)
+        while not self._frames.over:
+            for message in await self._inbox.take(None):
+                if message is None:
                     return
-        await Response(encode(self._frames.body()), media_type=CONTENT_TYPE)(scope, receive, send)
-
-    def _ends(self, message: Message | None) -> bool:
-        match message:
-            case Failed(error):
-                self._finish(self._frames, error)
-                return True
-            case Step(Finished()):
-                self._finish(self._frames, None)
-                return True
-        return False
+                self._frames.add(message)
+        error = self._frames.error
+        self._finish(self._frames, error)
+        if error is None:
+            response = Response(encode(self._frames.body()), media_type=CONTENT_TYPE)
+        else:
+            response = refusal(error, self._request_id).response()
+        await response(scope, receive, send)
 
 
 async def _more(send: Send, body: bytes) -> None:

@@ -9,6 +9,7 @@ from dflash_mlx.errors import UsageError
 from dflash_mlx.params import SamplingParams
 from dflash_mlx.server.messages import read_messages, text_of
 from dflash_mlx.server.refusals import Refusal
+from dflash_mlx.server.tools import Tool, read_tools
 
 EFFORTS = ("off", "none", "minimal", "on", "low", "medium", "high", "xhigh", "max")
 """Words for how much to reason, from none to most: clients', and those that templates offer."""
@@ -73,6 +74,7 @@ class Request:
         model: the name that it gave, whatever it may be.
         effort: a word of `EFFORTS`; None: the model's default.
         variables: for the chat template.
+        tools: what the model may call, more than one in a reply only if `parallel`.
         include_dflash: it wants to see the verify cycles.
         unknown: fields that mean nothing to us.
     """
@@ -87,6 +89,8 @@ class Request:
     block_size: int | None = None
     effort: str | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
+    tools: tuple[Tool, ...] = ()
+    parallel: bool = True
     unknown: tuple[str, ...] = ()
 
 
@@ -119,6 +123,8 @@ def read_chat(body: Any, defaults: SamplingParams) -> Request:
         top_logprobs=(top or 0) if wanted else None,
         effort=effort,
         variables=fields.take("chat_template_kwargs", dict, {}),
+        tools=read_tools(fields.take("tools", list, []), fields.take("tool_choice", (str, dict), "auto")),
+        parallel=fields.take("parallel_tool_calls", bool, True),
     )
 
 

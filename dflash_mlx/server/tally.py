@@ -20,6 +20,7 @@ class Tally:
     text: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     tokens: int = 0
     reasoning_tokens: int = 0
     seed: int = 0
@@ -42,8 +43,8 @@ class Tally:
             self.reasoning_tokens += round(share * len(event.tokens))
         match event:
             case Prefilled():
-                self.prompt_tokens, self.prefill_seconds = event.prompt_tokens, event.seconds
-                self.seed = event.seed
+                self.prompt_tokens, self.cached_tokens = event.prompt_tokens, event.cached_tokens
+                self.prefill_seconds, self.seed = event.seconds, event.seed
             case Block():
                 self.cycles += 1
                 self.decode_seconds += event.seconds
@@ -62,7 +63,7 @@ class Tally:
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.tokens,
             "total_tokens": self.prompt_tokens + self.tokens,
-            "prompt_tokens_details": {"cached_tokens": 0},
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
             "completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
         }
 
@@ -70,13 +71,13 @@ class Tally:
     def timings(self) -> dict[str, Any]:
         """As llama.cpp reports them."""
         return {
-            "prompt_n": self.prompt_tokens,
+            "prompt_n": self.prompt_tokens - self.cached_tokens,
             "prompt_ms": round(1e3 * self.prefill_seconds, 3),
             "predicted_n": self.tokens,
             "predicted_ms": round(1e3 * self.decode_seconds, 3),
             "draft_n": self.drafted,
             "draft_n_accepted": self.accepted,
-            "cache_n": 0,
+            "cache_n": self.cached_tokens,
         }
 
     @property

@@ -3,6 +3,7 @@
 Owns the imports of mlx-lm's cache classes; only the window cache's base class is imported elsewhere.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -146,5 +147,32 @@ def fork(cache: Cache) -> Cache:
     """An independent copy of one cache: updates in place must not reach the original."""
     if isinstance(cache, CacheList):
         return CacheList(*(fork(c) for c in cache.caches))
-    state = tree_map(lambda held: mx.array(held) if isinstance(held, mx.array) else held, cache.state)
-    return type(cache).from_state(state)
+    return type(cache).from_state(copy_state(cache.state))
+
+
+def copy_state(state: Any) -> Any:
+    """The same state in arrays of its own; MLX copies their data only if one of the two is written to."""
+    return tree_map(lambda held: mx.array(held) if isinstance(held, mx.array) else held, state)
+
+
+def is_plain(cache: Cache) -> bool:
+    """Whether the cache keeps every row, so that its first rows are at any time a cache of their own."""
+    return type(cache) is KVCache
+
+
+def droppable(cache: Cache) -> int:
+    """How many of its last rows `drop` can drop."""
+    if type(cache) not in (KVCache, WindowCache):
+        return 0
+    if cache.empty():  # a layer that uses another's keys and values
+        return sys.maxsize
+    return int(cache.offset if is_plain(cache) else cache.droppable())
+
+
+def drop(cache: Cache, rows: int) -> None:
+    """Forget the last rows of a cache that allows it."""
+    if rows and not cache.empty():
+        cache.trim(rows)
+        if is_plain(cache):  # Else the next row would make a copy of the dropped ones too.
+            kept = slice(cache.offset)
+            cache.keys, cache.values = cache.keys[..., kept, :], cache.values[..., kept, :]

@@ -103,6 +103,10 @@ class WindowCache(_BaseCache):
         self.offset -= n
         return n
 
+    def droppable(self) -> int:
+        """How many rows `trim` can drop now; a block at least."""
+        return self.offset if self.first == 0 else self.offset - self.first - self.window + 1
+
     def is_trimmable(self) -> bool:
         """Whether a block can be dropped: always."""
         return True

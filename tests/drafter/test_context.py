@@ -28,6 +28,7 @@ SPLITS = {
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Buffers that grow every few rows, as those of long conversations do."""
     monkeypatch.setattr(LayerContext, "step", 5)
+    monkeypatch.setattr(LayerContext, "history", 3)
 
 
 WINDOWED: dict[str, dict[str, Any]] = {
@@ -99,7 +100,42 @@ def test_a_windowed_context_stays_bounded(step: int) -> None:
     assert drafter.context.position >= 3000
     assert drafter.context.layers[0].length == 63
     row_bytes = 2 * ours.num_key_value_heads * ours.head_dim * 4
-    assert largest <= row_bytes * (63 + 63 + LayerContext.step)
+    kept = 63 + LayerContext.history
+    assert largest <= row_bytes * (kept + max(6, min(step, kept)) + LayerContext.step)
+
+
+@pytest.mark.parametrize("arrival", [[40], [7] * 20, [300, 5], [90, 1, 1, 1], [30, 200, 1]])
+def test_rows_that_left_the_window_come_back(arrival: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LayerContext, "history", 64)
+    ours = config(1, layer_types=[SLIDING], num_hidden_layers=1, sliding_window=16)
+    ends, total = Ends(ours), sum(arrival)
+    taps = random_taps(ours, total)
+
+    def after(parts: list[int]) -> Drafter:
+        drafter, start = Drafter(network(ours)), 0
+        for part in parts:
+            drafter.extend(taps[:, start : start + part])
+            start += part
+        return drafter
+
+    def visible(drafter: Drafter) -> list[np.ndarray]:
+        [layer] = drafter.context.layers
+        keys, values = layer.keys, layer.values
+        assert keys is not None
+        assert values is not None
+        return [np.array(a[:, :, layer.start : layer.end]) for a in (keys, values)]
+
+    most = after(arrival).context.layers[0].droppable
+    assert most >= min(total - 15, 1)
+    for rows in {1, most // 2, most} - {0}:
+        drafter = after(arrival)
+        drafter.context.layers[0].drop(rows)
+        drafter.context.position -= rows
+        expected = after([total - rows])
+        for found, right in zip(visible(drafter), visible(expected), strict=True):
+            assert_same(found, right)
+        seen = propose(drafter, ends, 3, 6), propose(expected, ends, 3, 6)
+        assert seen[0].tokens == seen[1].tokens
 
 
 def test_a_full_context_has_little_room_to_spare() -> None:

@@ -7,7 +7,8 @@ import pytest
 
 from dflash_mlx.errors import NumericsError
 from dflash_mlx.events import Block, Event, Finished, Prefilled, Prefilling, TokenLogprob
-from dflash_mlx.server.frames import Answer, ChatFrames, CompletionFrames, Frames
+from dflash_mlx.server.chat_frames import ChatFrames
+from dflash_mlx.server.frames import Answer, CompletionFrames, Frames
 from dflash_mlx.server.jobs import Begun, Failed, Message, Queued, Step
 
 ANSWER = Answer(id="i", created=7, model="m")

@@ -139,10 +139,7 @@ def test_what_cannot_be_read_is_refused_by_name(sent: dict[str, Any], param: str
 @pytest.mark.parametrize(
     "sent",
     [
-        {"tools": [{"type": "function", "function": {"name": "f"}}]},
         {"functions": [{"name": "f"}]},
-        {"tool_choice": "required"},
-        {"tool_choice": {"type": "function", "function": {"name": "f"}}},
         {"function_call": {"name": "f"}},
         {"response_format": {"type": "json_object"}},
         {"response_format": {"type": "json_schema", "json_schema": {}}},

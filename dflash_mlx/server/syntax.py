@@ -1,0 +1,55 @@
+"""How a model writes tool calls: mlx-lm's parsers, and one of ours for the format that it has none for."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dflash_mlx.server.tools import Tool
+
+Parse = Callable[[str, Sequence[Tool]], Any]
+"""A call's text without its markers, and the tools -> a mapping with `name` and `arguments`, or several.
+
+It raises what it likes.
+"""
+
+
+@dataclass(frozen=True)
+class Syntax:
+    """The markers of a call, and the parser of what is between them.
+
+    Attributes:
+        starts: what may begin one.
+        end: what ends it; empty: the end of the reply does.
+    """
+
+    starts: tuple[str, ...]
+    end: str
+    parse: Parse
+
+
+def syntax_of(tokenizer: Any) -> Syntax | None:
+    """How the model of this tokenizer, in mlx-lm's wrapper, writes calls; None: not known."""
+    if tokenizer.has_tool_calling:
+        return Syntax((tokenizer.tool_call_start,), tokenizer.tool_call_end, tokenizer.tool_parser)
+    vocabulary = tokenizer.get_vocab()
+    harmony = "<|channel|>" in vocabulary and vocabulary.get("<|call|>") in tokenizer.eos_token_ids
+    return HARMONY if harmony else None
+
+
+def _parse_harmony(text: str, tools: Sequence[Tool]) -> dict[str, Any]:
+    found = _HARMONY_MESSAGE.fullmatch(text)
+    if found is None:
+        raise ValueError("no message to a function")
+    return found.groupdict()
+
+
+_HARMONY_MESSAGE = re.compile(r"(?P<name>[\w.-]+)[^{]*<\|message\|>(?P<arguments>.*)", re.DOTALL)
+
+HARMONY = Syntax(
+    # The recipient stands in a message's header, before or after the channel.
+    ("<|channel|>commentary to=functions.", "<|channel|>analysis to=functions.", " to=functions."),
+    "",  # <|call|> is an end-of-sequence token
+    _parse_harmony,
+)
+"""gpt-oss: `<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}`."""
