@@ -75,7 +75,8 @@ def render(
     """The prompt after which the model replies to these messages.
 
     Where the template refuses or drops a system message that is not the first, all of them are merged in
-    front.
+    front. Where it refuses two messages of the user in a row, as one that insists on turns does after a reply
+    that failed, they are merged too.
 
     Args:
         tokenizer: mlx-lm's wrapper.
@@ -97,7 +98,7 @@ def render(
     if tools:
         settings["tools"] = list(tools)
     try:
-        text, messages = _with_every_system_message(tokenizer, messages, settings)
+        text, messages = _accepted(tokenizer, messages, settings)
         # The template writes special tokens itself: as in the tokenizer's own apply_chat_template.
         ids = tokenizer.encode(text, add_special_tokens=False)
         parts = (messages[:-1], messages)
@@ -124,23 +125,36 @@ def levels(tokenizer: Any) -> tuple[str, ...]:
     return tuple(level for level in LEVELS if level in offered)
 
 
-def _with_every_system_message(
+def _accepted(
     tokenizer: Any, messages: Sequence[Mapping[str, Any]], settings: Settings
 ) -> tuple[str, Sequence[Mapping[str, Any]]]:
-    """The prompt's text, and the messages that it is made of."""
+    """The prompt's text, and the messages that it is made of: these, or the nearest to them that it takes."""
     system = [m for m in messages if m.get("role") == "system"]
     others = [m for m in messages if m.get("role") != "system"]
-    if not system or (messages[0] is system[0] and len(system) == 1):
-        return _text(tokenizer, messages, settings), messages
     contents = [str(m.get("content", "")).strip() for m in system]
-    try:
-        text = _text(tokenizer, messages, settings)
-    except Exception:  # see render
-        text = ""
-    if text and all(content in text for content in contents):
-        return text, messages
-    merged = [{"role": "system", "content": "\n\n".join(contents)}, *others]
-    return _text(tokenizer, merged, settings), merged
+    late = bool(system) and (messages[0] is not system[0] or len(system) > 1)
+    merged = [{"role": "system", "content": "\n\n".join(contents)}, *others] if late else messages
+    refusal = None
+    for form in (messages, merged, _taking_turns(merged)):
+        try:
+            text = _text(tokenizer, form, settings)
+        except Exception as error:  # see render
+            refusal = refusal or error
+            continue
+        if not late or form is not messages or all(content in text for content in contents):
+            return text, form
+    assert refusal is not None
+    raise refusal
+
+
+def _taking_turns(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The same, with one message where several of the user's follow each other."""
+    joined: list[Mapping[str, Any]] = []
+    for message in messages:
+        if joined and message.get("role") == joined[-1].get("role") == "user":
+            message = {**message, "content": f"{joined.pop()['content']}\n\n{message['content']}"}
+        joined.append(message)
+    return joined
 
 
 def _tokens_after(

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -156,10 +157,10 @@ def take_turn(client: Client, place: Place, server: "Running") -> str:
     """Have it complete a piece of code; what it did. Raises Failed."""
     before = server.counts()
     said = _ask(client, client.turn, place, server, CODE)
-    tokens = server.counts()["generated_tokens"] - before["generated_tokens"]
-    if not tokens or not said.strip():
+    done = server.counts() - before
+    if not done["generated_tokens"] or not said.strip():
         raise Failed("no answer", said)
-    return f"turn ({tokens} tokens)"
+    return f"turn ({done['generated_tokens']} tokens)"
 
 
 def go_through_tools(client: Client, place: Place, server: "Running") -> str:
@@ -169,10 +170,11 @@ def go_through_tools(client: Client, place: Place, server: "Running") -> str:
         (place.project / f"{side}.txt").write_text(f"{side} half: {half}\n", encoding="utf-8")
     before = server.counts()
     said = _ask(client, client.loop, place, server, QUESTION.format(place.project))
-    requests = server.counts()["requests"] - before["requests"]
+    done = server.counts() - before
     if "".join(halves).upper() not in re.sub(r"\W", "", said):
         raise Failed("no password", said)
-    return f"tool loop ({requests} requests)"
+    cached = f"{done['cached_tokens']} of {done['prompt_tokens']} prompt tokens from the cache"
+    return f"tool loop ({done['requests']} requests, {cached})"
 
 
 def _ask(
@@ -256,11 +258,12 @@ class Running:
     url: str
     model: str
 
-    def counts(self) -> dict[str, int]:
+    def counts(self) -> Counter[str]:
         """What it has counted so far."""
-        lines = httpx.get(f"{self.url}/metrics").raise_for_status().text.splitlines()
-        pairs = [line.split() for line in lines if not line.startswith("#")]
-        return {name.removeprefix("dflash_").removesuffix("_total"): int(float(n)) for name, n in pairs}
+        metrics = httpx.get(f"{self.url}/metrics").raise_for_status().text
+        return Counter(
+            {name: int(count) for name, count in re.findall(r"^dflash_(\w+)_total (\d+)", metrics, re.M)}
+        )
 
 
 class Servers:
@@ -306,4 +309,5 @@ def _found(url: str) -> Running:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that all is cleaned up then too
     sys.exit(main())

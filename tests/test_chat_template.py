@@ -296,6 +296,24 @@ def test_two_system_messages_at_the_beginning_become_one_where_they_must() -> No
         render(wrapper("{{ raise_exception('no system') }}"), both)
 
 
+ALTERNATING = (
+    "{% for m in messages if m.role != 'system' %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('take turns') }}{% endif %}{% endfor %}" + TURNS
+)
+
+
+def test_messages_of_the_user_in_a_row_become_one_where_they_must() -> None:
+    said = [*MESSAGES, {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    asked = [*said, {"role": "user", "content": "c"}, {"role": "user", "content": "d"}]
+    for template, between in ((TURNS, "\n<|user|>"), (ALTERNATING, "\n\n")):
+        expected = f"<|system|>Be kind.\n<|user|>Hi 🙂{between}a\n<|assistant|>b\n<|user|>c{between}d\n"
+        assert text(wrapper(template), messages=asked) == expected
+    in_front = IN_FRONT.replace("a\n<|user|>b", "a\n\nb")
+    assert text(wrapper(FIRST_ONLY + ALTERNATING.removesuffix(TURNS)), messages=LATE) == in_front
+    with pytest.raises(UsageError, match="take turns"):
+        render(wrapper(ALTERNATING), [*said, said[-1]])
+
+
 def test_variables_that_the_template_reads_may_be_set() -> None:
     tokenizer = wrapper("{{ greeting }}" + SWITCH)
     ids = render(
