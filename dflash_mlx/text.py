@@ -177,8 +177,8 @@ class _Splitter:
     With a marker go the newlines right after it and, at the end of the reasoning, those right before it;
     models write them around markers and no reader wants them. All other text is in one of the two.
 
-    In an answer, a marker within Markdown's code is text: the model writes about it. Not so in reasoning,
-    where a fence that nothing closes would hide the whole answer, nor where markers frame messages.
+    A marker within Markdown's code is text, for the model writes about it: in reasoning only one between
+    backticks, since a fence that nothing closes would hide the answer; none where markers frame messages.
     """
 
     def __init__(self, thinking: Thinking | None) -> None:
@@ -191,32 +191,39 @@ class _Splitter:
         self._fresh = self.inside  # nothing but newlines since the last marker
         self._newlines = ""  # the reasoning's last ones, which go if the end marker follows
 
-    def add(self, text: str) -> list[tuple[bool, str]]:
+    def add(self, text: str, *, last: bool = False) -> list[tuple[bool, str]]:
         """Parts of the text in order, each with whether it is reasoning."""
         text = self.held + text
         parts = []
         while found := first(text, self._markers):
             at, marker = found
             parts.append(self._part(text[:at]))
+            quoted = self._quoted(text[at + len(marker) :], last)
+            if quoted is None:
+                self.held = text[at:]
+                return parts
             text = text[at + len(marker) :]
-            if self._code and not self.inside and (self._code.fenced or self._code.span):
+            if quoted:
                 parts.append(self._part(marker))
                 continue
             if marker == self._markers[0]:
                 parts.append((self.inside, self._newlines))
             self.inside = marker == self._markers[0]
             self._fresh, self._newlines = True, ""
+            self._code = self._code and Code()
         sure = len(text) - beginning(text, self._markers)
         self.held = text[sure:]
         return [*parts, self._part(text[:sure])]
 
     def finish(self) -> list[tuple[bool, str]]:
         """What was held back, which no marker follows any more."""
-        parts = [self._part(self.held), (self.inside, self._newlines)]
+        parts = [*self.add("", last=True), self._part(self.held), (self.inside, self._newlines)]
         self.held = self._newlines = ""
         return parts
 
     def _part(self, text: str) -> tuple[bool, str]:
+        if self._code:
+            self._code.add(text)
         if self._fresh:
             text = text.lstrip("\n")
             self._fresh = not text
@@ -224,9 +231,15 @@ class _Splitter:
             text = self._newlines + text
             self._newlines = text[len(text.rstrip("\n")) :]
             text = text.rstrip("\n")
-        elif self._code:
-            self._code.add(text)
         return self.inside, text
+
+    def _quoted(self, after: str, last: bool) -> bool | None:
+        """Whether a marker between the text so far and this one is within code; None: not known yet."""
+        if self._code is None:
+            return False
+        if not self.inside:
+            return self._code.fenced or self._code.span > 0
+        return self._code.span > 0 and (after.startswith("`") if after or last else None)
 
 
 def first(text: str, words: Iterable[str]) -> tuple[int, str] | None:

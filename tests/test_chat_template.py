@@ -1,6 +1,8 @@
 """Messages become the prompt that the model's own template makes of them, at the reasoning asked for."""
 
+import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from dflash_mlx import UsageError
-from dflash_mlx.chat_template import CHANNELS, LEVELS, levels, render
+from dflash_mlx.chat_template import CHANNELS, LEVELS, knows_tools, levels, render
 from dflash_mlx.text import Thinking
 
 MESSAGES = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi 🙂"}]
@@ -174,6 +176,81 @@ def test_markers_in_messages_open_nothing() -> None:
 
 def test_a_model_without_markers_has_no_thinking() -> None:
     assert render(wrapper(WRITTEN, markers=()), MESSAGES).thinking is None
+
+
+# --- tools ------------------------------------------------------------------------------------
+
+TOOLS = [
+    {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
+]
+LISTING = "{% if tools %}{{ tools | tojson }}\n{% endif %}" + SWITCH
+
+
+def with_tools(tokenizer: TokenizerWrapper, **settings: Any) -> str:
+    return str(tokenizer.decode(list(render(tokenizer, MESSAGES, tools=TOOLS, **settings).ids)))
+
+
+def test_tools_reach_the_prompt() -> None:
+    tokenizer = wrapper(LISTING)
+    assert knows_tools(tokenizer)
+    prompt = with_tools(tokenizer, reasoning="off")
+    own = tokenizer.apply_chat_template(
+        MESSAGES, add_generation_prompt=True, enable_thinking=False, tools=TOOLS
+    )
+    assert prompt == tokenizer.decode(own)
+    assert prompt.startswith(json.dumps(TOOLS))
+    assert text(tokenizer).startswith("<|system|>")
+    assert with_tools(wrapper(FIRST_ONLY.replace(TURNS, LISTING))).startswith("[{")
+
+
+def test_of_several_templates_the_one_for_tools_is_used_with_them() -> None:
+    tokenizer = wrapper({"default": SWITCH, "tool_use": LISTING})
+    assert knows_tools(tokenizer)
+    assert with_tools(tokenizer).startswith("[{")
+    assert text(tokenizer).startswith("<|system|>")
+    assert knows_tools(wrapper({"default": LISTING}))
+    assert not knows_tools(wrapper({"default": LISTING, "tool_use": SWITCH}))
+
+
+def test_a_python_template_may_know_tools() -> None:
+    def knowing(messages: Any, tools: Any = None, **_: Any) -> str:
+        return str(tools[0]["function"]["name"]) if tools else "none"
+
+    def ignorant(messages: Any, **_: Any) -> str:
+        return "none"
+
+    assert with_tools(wrapper(None, function=knowing)) == "f"
+    assert text(wrapper(None, function=knowing)) == "none"
+    assert not knows_tools(wrapper(None, function=ignorant))
+
+
+@pytest.mark.parametrize("template", [SWITCH, "{# tools #}{{ 'tools' }}" + TURNS, None])
+def test_a_template_that_does_not_know_tools_refuses_them(template: str | None) -> None:
+    tokenizer = wrapper(template)
+    assert not knows_tools(tokenizer)
+    with pytest.raises(UsageError, match="tools" if template else "no chat template"):
+        render(tokenizer, MESSAGES, tools=TOOLS)
+    assert template is None or render(tokenizer, MESSAGES, tools=[]).ids
+
+
+def test_messages_to_tools_have_markers_of_their_own() -> None:
+    tokenizer = wrapper(LISTING, markers=("<|eom|>", "<|message|>"))
+    known = CHANNELS["<|eom|>", "<|message|>"]
+    assert render(tokenizer, MESSAGES).thinking == known
+    thinking = render(tokenizer, MESSAGES, tools=TOOLS).thinking
+    assert thinking == replace(known, others=(*known.others, "to=f<|message|>"))
+
+
+def test_the_frames_of_an_answer_are_markers_too() -> None:
+    sections = ("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>")
+    thinking = render(wrapper(TURNS, markers=sections), MESSAGES).thinking
+    assert thinking is not None
+    assert thinking.start == "<|open|>think<|sep|>"
+    assert thinking.others == (
+        "<|open|>response<|sep|>",
+        "<|close|>response<|sep|>",
+        "<|close|>message<|sep|>",
+    )
 
 
 # --- levels -----------------------------------------------------------------------------------

@@ -249,6 +249,24 @@ def test_after_the_end_nothing_is_looked_at_and_nothing_comes() -> None:
         ("a < b <thin> </thinking>", CLOSED, "a < b <thin> </thinking>", ""),
         ("<<think>x<</think>y", CLOSED, "<y", "x<"),
         ("</think>\n\n    code\n", OPEN, "    code\n", ""),
+        # what is written about markers
+        ("Use `<think>` and `</think>`.", CLOSED, "Use `<think>` and `</think>`.", ""),
+        (
+            "a\n```\n<think>\n</think>\n```\n<think>b</think>c",
+            CLOSED,
+            "a\n```\n<think>\n</think>\n```\nc",
+            "b",
+        ),
+        ("```\n<think>", CLOSED, "```\n<think>", ""),
+        ("`x` <think>b</think>c", CLOSED, "`x` c", "b"),
+        ("` x\n<think>b</think>c", CLOSED, "` x\nc", "b"),
+        ("`a\n```\nb</think>c `<think>`", OPEN, "c `<think>`", "`a\n```\nb"),
+        ("<think>`</think>` b</think>c", CLOSED, "c", "`</think>` b"),
+        ("`4`</think>`4`", OPEN, "`4`", "`4`"),
+        ("`a</think>b `c`", OPEN, "b `c`", "`a"),
+        ("`a\n</think>`b`", OPEN, "`b`", "`a"),
+        ("`a</think>", OPEN, "", "`a"),
+        ("`a\n\n</think>", OPEN, "", "`a"),
         ("<think>a</think>b", None, "<think>a</think>b", ""),
         ("你<think>🙂\n</think>\n好", CLOSED, "你好", "🙂"),
     ],
@@ -306,19 +324,38 @@ def split(text: str, thinking: Thinking | None) -> tuple[str, str]:
     if thinking is None:
         return text, ""
     start, end = thinking.start, thinking.end
-    parts = re.split(f"({re.escape(start)}|{re.escape(end)})", text)
     said = {False: "", True: ""}
-    inside, after = thinking.open, thinking.open
-    for i, part in enumerate(parts):
-        if part in (start, end):
-            inside, after = part == start, True
+    inside = after = thinking.open
+    begin = 0
+    for found in [*re.finditer(f"{re.escape(start)}|{re.escape(end)}", text), None]:
+        part, marker = (text[begin : found.start()], found[0]) if found else (text[begin:], "")
+        if found and is_quoted(part, text[found.end() :], inside):
             continue
         if after:
             part = part.lstrip("\n")
-        if inside and i + 1 < len(parts) and parts[i + 1] == end:
+        if inside and marker == end:
             part = part.rstrip("\n")
         said[inside] += part
+        if found:
+            inside, after, begin = marker == start, True, found.end()
     return said[False], said[True]
+
+
+def is_quoted(before: str, after: str, inside: bool) -> bool:
+    """Whether a marker between the two is text; `before` begins where the reasoning or the answer does."""
+    *lines, line = before.split("\n")
+    span = fence = ""
+    for run in re.findall("`+", line):
+        span = "" if run == span else span or run
+    if inside:
+        return bool(span) and after.startswith("`")
+    for whole in lines:
+        opened = re.match(r"\s*(`{3,}(?=[^`]*$)|~{3,})", whole)
+        if not fence:
+            fence = opened[1] if opened else ""
+        elif re.fullmatch(rf"\s*{fence}{fence[0]}*\s*", whole):
+            fence = ""
+    return bool(fence or span or re.match(r"\s*~{3}", line))
 
 
 def expected(
@@ -335,6 +372,7 @@ def expected(
 
 MARKED = ["<think>", "</think>", "<thi", "nk>", "</th", "ink>", "\n</think>\n", "x</think>a"]
 PLAIN = ["<", "/", "\n", "\n", "a", "b", "ab", " ", "aab\n", "好"]
+CODE = ["`", "`", "``", "\n```\n", "\n~~~\n", "`</think>`"]
 BYTES = [b"\xe5\xa5", b"\xbd", b"\xe5\xa5\xbda", SMILE[:2], SMILE[2:]]
 STOPS = ["ab", "aab", "b\n", "\n\n", "<", "k>", "好", "好a", "🙂", "a<", "ba b", "</think>"]
 
@@ -344,7 +382,7 @@ def test_any_tokens_in_any_groups_read_as_their_text(thinking: Thinking | None) 
     dice = random.Random(3)
     ends = {True: 0, False: 0}
     for _ in range(3000):
-        fake = Pieces(*MARKED, *PLAIN, *BYTES)
+        fake = Pieces(*MARKED, *PLAIN, *CODE, *BYTES)
         ids = dice.choices(fake.ids, k=dice.randint(1, 14))
         if dice.random() < 0.2:
             ids.insert(dice.randrange(len(ids)), EOS)

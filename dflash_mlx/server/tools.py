@@ -36,7 +36,7 @@ def read_tools(tools: Sequence[Any], choice: str | Mapping[str, Any]) -> tuple[T
         asked = repr(choice) if isinstance(choice, str) else "an object"
         raise Refusal(
             400,
-            f"tool_choice is {asked}: no call can be guaranteed here; send 'auto' or 'none'",
+            f"tool_choice is {asked}: that a tool is called cannot be guaranteed; send 'auto' or 'none'",
             param="tool_choice",
             code="unsupported_parameter",
         )

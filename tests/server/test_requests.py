@@ -66,7 +66,8 @@ def test_sampling(sent: dict[str, Any], read: dict[str, Any]) -> None:
         ({"reasoning_effort": "high"}, {"effort": "high"}),
         ({"chat_template_kwargs": {"enable_thinking": False}}, {"variables": {"enable_thinking": False}}),
         ({"tools": [], "tool_choice": "none", "functions": []}, {"unknown": ()}),
-        ({"tool_choice": "auto", "parallel_tool_calls": True}, {"unknown": ()}),
+        ({"tool_choice": "auto", "parallel_tool_calls": True}, {"parallel": True, "unknown": ()}),
+        ({"parallel_tool_calls": False}, {"parallel": False}),
         ({"n": 1, "response_format": {"type": "text"}, "modalities": ["text"]}, {"unknown": ()}),
         ({"store": True, "metadata": {}, "user": "u", "service_tier": "auto"}, {"unknown": ()}),
         ({"prompt_cache_key": "k", "safety_identifier": "s", "prediction": {}}, {"unknown": ()}),
@@ -163,6 +164,74 @@ def test_what_would_change_the_answer_is_refused_by_name(sent: dict[str, Any]) -
             read({**body, **sent}, DEFAULTS)
         assert (caught.value.status, caught.value.code) == (400, "unsupported_parameter")
         assert caught.value.param == name
+
+
+FULL = {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {"a": {}}}}
+BARE = {"name": "f", "description": "", "parameters": {"type": "object", "properties": {}}}
+
+
+@pytest.mark.parametrize(
+    ("function", "read"),
+    [
+        (FULL, FULL),
+        ({"name": "f"}, BARE),
+        ({"name": "f", "description": None, "parameters": None, "strict": None}, BARE | {"strict": None}),
+        ({"name": "f", "description": "a\ud83db", "parameters": {}}, BARE | {"description": "a\ufffdb"}),
+        ({**FULL, "strict": True}, FULL | {"strict": True}),
+        ({**BARE, "name": "mcp__a.b-C_9" * 10}, BARE | {"name": "mcp__a.b-C_9" * 10}),
+    ],
+)
+def test_tools(function: dict[str, Any], read: dict[str, Any]) -> None:
+    tools = [{"type": "function", "function": function, "else": 1}]
+    for choice in ({}, {"tool_choice": "auto"}):
+        assert chat(tools=tools, **choice).tools == ({"type": "function", "function": read},)
+    assert chat(tools=tools, tool_choice="none").tools == ()
+
+
+def tool(**function: Any) -> dict[str, Any]:
+    return {"type": "function", "function": function}
+
+
+@pytest.mark.parametrize(
+    ("tools", "where", "message"),
+    [
+        ({}, "tools", "a JSON object: it must be an array"),
+        (["f"], "tools[0].type", "None"),
+        ([{"function": FULL}], "tools[0].type", "None: it must be 'function'"),
+        ([{"type": "web_search"}], "tools[0].type", "'web_search'"),
+        ([tool(name="f"), {"type": "function", "name": "g"}], "tools[1].function", "an object"),
+        ([tool()], "tools[0].function.name", "None"),
+        ([tool(name="")], "tools[0].function.name", "1 to 128"),
+        ([tool(name="a b")], "tools[0].function.name", "'a b'"),
+        ([tool(name="a\n")], "tools[0].function.name", "1 to 128"),
+        ([tool(name="f" * 129)], "tools[0].function.name", "1 to 128"),
+        ([tool(name=7)], "tools[0].function.name", "7"),
+        ([tool(name="f"), tool(name="f")], "tools[1].function.name", "'f': another tool has that name"),
+        ([tool(name="f", description=["d"])], "tools[0].function.description", "a string"),
+        ([tool(name="f", parameters="{}")], "tools[0].function.parameters", "an object"),
+    ],
+)
+def test_tools_that_cannot_be_read_are_refused_by_their_place(tools: Any, where: str, message: str) -> None:
+    for choice in ("auto", "none"):
+        with pytest.raises(Refusal) as caught:
+            chat(tools=tools, tool_choice=choice)
+        assert (caught.value.status, caught.value.param) == (400, where)
+        assert message in caught.value.message
+
+
+@pytest.mark.parametrize("choice", ["required", "any", {"type": "function", "function": {"name": "f"}}, {}])
+def test_a_call_cannot_be_demanded(choice: Any) -> None:
+    for tools in ([tool(name="f")], []):
+        with pytest.raises(Refusal, match="guaranteed; send 'auto' or 'none'") as caught:
+            chat(tools=tools, tool_choice=choice)
+        assert (caught.value.status, caught.value.code) == (400, "unsupported_parameter")
+        assert caught.value.param == "tool_choice"
+
+
+def test_completions_know_no_tools() -> None:
+    with pytest.raises(Refusal, match="tools is not supported yet"):
+        read_completion({"prompt": "x", "tools": [tool(name="f")]}, DEFAULTS)
+    assert read_completion({"prompt": "x", "tools": [], "parallel_tool_calls": False}, DEFAULTS).unknown == ()
 
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}

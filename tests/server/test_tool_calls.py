@@ -95,7 +95,8 @@ def test_usage_is_the_same_streamed_and_whole(live: Live) -> None:
 
 def test_tools_that_must_not_be_called_are_hidden(live: Live) -> None:
     say(live, CALL, CALL, CALL)
-    for fields in ({"tools": TOOLS, "tool_choice": "none"}, {"tools": []}, {}):
+    hidden: list[dict[str, Any]] = [{"tools": TOOLS, "tool_choice": "none"}, {"tools": []}, {}]
+    for fields in hidden:
         answer = live.chat("x", **fields)
         assert answer["choices"][0]["message"] == {"role": "assistant", "content": CALL}
         assert answer["choices"][0]["finish_reason"] == "stop"
@@ -105,15 +106,8 @@ def test_tools_that_must_not_be_called_are_hidden(live: Live) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "now"}}])
 def test_a_call_cannot_be_demanded(client: openai.OpenAI, choice: Any, stream: bool) -> None:
-    tools: Any = TOOLS
     with pytest.raises(openai.BadRequestError, match="'auto'") as refused:
-        client.chat.completions.create(
-            model="any",
-            messages=[USER],
-            tools=tools,
-            tool_choice=choice,
-            stream=stream,  # type: ignore[arg-type]
-        )
+        whole(client, [USER], tool_choice=choice, stream=stream)
     assert (refused.value.code, refused.value.param) == ("unsupported_parameter", "tool_choice")
 
 
