@@ -13,7 +13,7 @@ from dflash_mlx.chat_template import knows_tools
 from dflash_mlx.events import Block
 from dflash_mlx.params import SamplingParams
 from dflash_mlx.server.facts import Facts, Memory
-from dflash_mlx.server.syntax import syntax_of
+from dflash_mlx.server.syntax import HARMONY, Syntax
 from dflash_mlx.session import Session
 
 PLAIN_TOKENS = 32
@@ -33,10 +33,21 @@ def facts(session: Session, model: str) -> Facts:
         context_window=session.context_window,
         notes=session.notes,
         reasoning_levels=session.reasoning_levels,
-        syntax=syntax_of(session.tokenizer) if knows_tools(session.tokenizer) else None,
+        syntax=syntax_of(session.tokenizer),
         defaults=session.defaults,
         plain_tokens_per_second=_plain_speed(session, model),
     )
+
+
+def syntax_of(tokenizer: Any) -> Syntax | None:
+    """How the model of this tokenizer, in mlx-lm's wrapper, writes calls; None: it does not, or not known."""
+    if not knows_tools(tokenizer):
+        return None
+    if tokenizer.has_tool_calling:
+        return Syntax((tokenizer.tool_call_start,), tokenizer.tool_call_end, tokenizer.tool_parser)
+    vocabulary = tokenizer.get_vocab()
+    harmony = "<|channel|>" in vocabulary and vocabulary.get("<|call|>") in tokenizer.eos_token_ids
+    return HARMONY if harmony else None
 
 
 def memory() -> Memory:

@@ -1,4 +1,4 @@
-"""How a model writes tool calls: mlx-lm's parsers, and one of ours for the format that it has none for."""
+"""How a model writes tool calls; and the one format of which we know that mlx-lm has no parser for."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -26,15 +26,6 @@ class Syntax:
     starts: tuple[str, ...]
     end: str
     parse: Parse
-
-
-def syntax_of(tokenizer: Any) -> Syntax | None:
-    """How the model of this tokenizer, in mlx-lm's wrapper, writes calls; None: not known."""
-    if tokenizer.has_tool_calling:
-        return Syntax((tokenizer.tool_call_start,), tokenizer.tool_call_end, tokenizer.tool_parser)
-    vocabulary = tokenizer.get_vocab()
-    harmony = "<|channel|>" in vocabulary and vocabulary.get("<|call|>") in tokenizer.eos_token_ids
-    return HARMONY if harmony else None
 
 
 def _parse_harmony(text: str, tools: Sequence[Tool]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from dflash_mlx.prefix_cache import PrefixCache
-from server.live import CODE, Live
+from server.live import CODE, Live, wait_for
 
 LONG = CODE * 12
 
@@ -55,7 +55,7 @@ def test_a_client_that_leaves_while_its_prompt_is_read_keeps_what_was_read(live:
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {live.host}\r\ncontent-type: application/json\r\n"
     with live.connect() as connection:
         connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-        connection.recv(1)
+        wait_for(lambda: live.session.events >= 2, 30)
     live.idle()
     live.session.watch(pause=0)
     answer = live.chat(LONG, max_tokens=8)

@@ -223,6 +223,7 @@ def test_health_tells_what_is_loaded(live: Live) -> None:
         "memory",
         "plain_tokens_per_second",
         "reasoning_levels",
+        "tools",
         "version",
     }
     assert health["status"] == "ok"
