@@ -1,6 +1,7 @@
 """scripts/check_clients.py and scripts/scripted_model.py, with clients that nobody needs to install."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -63,7 +64,10 @@ def test_what_clients_managed_is_told(
     assert check_clients.main(["--base-url", url, "--client", "reader", "--client", "absent"]) == 0
     reader, absent = capsys.readouterr().out.splitlines()
     assert reader.startswith("reader 1.0: turn (")
-    assert ", tool loop (2 requests), " in reader
+    told = re.search(r", tool loop \(2 requests, (\d+) of (\d+) prompt tokens from the cache\), ", reader)
+    assert told is not None
+    cached, prompts = map(int, told.groups())
+    assert prompts / 2 < cached < prompts
     assert reader.endswith(" s, PASS")
     assert absent.endswith("SKIPPED: it is not there")
     assert check_clients.main(["--base-url", url, "--client", "broken", "--client", "silent"]) == 1
