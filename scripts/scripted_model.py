@@ -123,7 +123,7 @@ def open_scripted() -> Scripted:
         "tie_word_embeddings": True,
     }
     model = qwen3.Model(qwen3.ModelArgs.from_dict(config))
-    return Scripted(Target(model, context_length=CONTEXT), tokenizer)
+    return Scripted(Target(model, context_length=CONTEXT), tokenizer, prefixes=1 << 30)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,6 +1,7 @@
 """scripts/check_clients.py and scripts/scripted_model.py, with clients that nobody needs to install."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,21 +15,21 @@ SCRIPT = Path(__file__).parents[1] / "scripts" / "scripted_model.py"
 
 READER = """
 import json, sys
-from openai import OpenAI
+from urllib.request import Request, urlopen
 messages = [{"role": "user", "content": sys.argv[1]}]
 path = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
 tools = [{"type": "function", "function": {"name": "read_file", "parameters": path}}]
-with OpenAI(base_url="<URL>", api_key="unused") as client:
-    while True:
-        whole = client.chat.completions.create(model="<MODEL>", messages=messages, tools=tools)
-        answer = whole.choices[0].message
-        messages.append(answer.model_dump(exclude_none=True))
-        for call in answer.tool_calls or []:
-            with open(json.loads(call.function.arguments)["path"]) as file:
-                messages.append({"role": "tool", "tool_call_id": call.id, "content": file.read()})
-        if not answer.tool_calls:
-            break
-print(answer.content)
+calls = True
+while calls:
+    body = json.dumps({"model": "<MODEL>", "messages": messages, "tools": tools}).encode()
+    request = Request("<URL>/chat/completions", body, {"content-type": "application/json"})
+    with urlopen(request) as whole:
+        messages.append(json.load(whole)["choices"][0]["message"])
+    calls = messages[-1].get("tool_calls")
+    for call in calls or []:
+        with open(json.loads(call["function"]["arguments"])["path"]) as file:
+            messages.append({"role": "tool", "tool_call_id": call["id"], "content": file.read()})
+print(messages[-1]["content"])
 """
 ASK = [[sys.executable, "ask.py", "<PROMPT>"]]
 
@@ -63,7 +64,10 @@ def test_what_clients_managed_is_told(
     assert check_clients.main(["--base-url", url, "--client", "reader", "--client", "absent"]) == 0
     reader, absent = capsys.readouterr().out.splitlines()
     assert reader.startswith("reader 1.0: turn (")
-    assert ", tool loop (2 requests), " in reader
+    told = re.search(r", tool loop \(2 requests, (\d+) of (\d+) prompt tokens from the cache\), ", reader)
+    assert told is not None
+    cached, prompts = map(int, told.groups())
+    assert prompts / 2 < cached < prompts
     assert reader.endswith(" s, PASS")
     assert absent.endswith("SKIPPED: it is not there")
     assert check_clients.main(["--base-url", url, "--client", "broken", "--client", "silent"]) == 1
