@@ -28,6 +28,8 @@ from pathlib import Path
 import httpx
 from client_table import CLIENTS, Client
 
+from dflash_mlx.pairs import EMBEDDED
+
 LIMIT = 600
 """Seconds for one command of a client; the machine may be busy."""
 
@@ -270,18 +272,19 @@ class Servers:
     """Started when they are first asked for, and ended with the stack; with a URL, the one that is there."""
 
     def __init__(self, url: str | None, stack: ExitStack) -> None:
-        self._url, self._stack = url, stack
+        self._there, self._stack = _found(url) if url else None, stack
 
     @cached_property
     def for_turns(self) -> Running:
-        return self._get("-m", "dflash_mlx.server", "--exit-with-parent")
+        pair = ("--model", EMBEDDED.target, "--draft", EMBEDDED.drafter)
+        return self._get("-m", "dflash_mlx.server", "--exit-with-parent", *pair)
 
     @cached_property
     def for_loops(self) -> Running:
         return self._get(str(Path(__file__).with_name("scripted_model.py")))
 
     def _get(self, *command: str) -> Running:
-        return self._stack.enter_context(_child(*command)) if self._url is None else _found(self._url)
+        return self._there or self._stack.enter_context(_child(*command))
 
 
 @contextmanager
@@ -305,7 +308,11 @@ def _child(*command: str) -> Iterator[Running]:
 
 
 def _found(url: str) -> Running:
-    return Running(url, httpx.get(f"{url}/models").raise_for_status().json()["data"][0]["id"])
+    try:
+        models = httpx.get(f"{url}/models").raise_for_status().json()["data"]
+    except httpx.HTTPError as error:
+        sys.exit(f"error: no server at {url!r}: {error}")
+    return Running(url, models[0]["id"])
 
 
 if __name__ == "__main__":

@@ -81,9 +81,9 @@ def test_a_client_leaves_nothing() -> None:
     sleep = "import time; time.sleep(600)"
     start = f"""
 import os, subprocess, sys
-for session in (False, True):
-    daemon = [sys.executable, "-c", {sleep!r}, os.getcwd()]
-    print(subprocess.Popen(daemon, start_new_session=session).pid)
+sleeping = [sys.executable, "-c", {sleep!r}]
+for more, session in ([], False), ([os.getcwd()], True):
+    print(subprocess.Popen([*sleeping, *more], start_new_session=session).pid)
 """
     with check_clients.throw_away() as place:
         pids = check_clients.run([sys.executable, "-c", start], place).split()
@@ -94,6 +94,11 @@ for session in (False, True):
         state = subprocess.run(["ps", "-o", "stat=", "-p", pid], capture_output=True, text=True, check=False)
         assert state.stdout.strip()[:1] in ("", "Z")
     assert not place.folder.exists()
+
+
+def test_a_server_that_is_not_there_is_one_line() -> None:
+    with pytest.raises(SystemExit, match=r"error: no server at 'http://127\.0\.0\.1:9/v1': "):
+        check_clients.main(["--base-url", "http://127.0.0.1:9/v1", "--client", "llm"])
 
 
 def test_a_client_sees_nothing_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
