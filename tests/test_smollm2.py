@@ -23,7 +23,7 @@ from dflash_mlx.target import Target
 from dflash_mlx.train.fit import save_drafter
 from dflash_mlx.train.initial import drafter_config, new_drafter
 from dflash_mlx.train.job import Job
-from dflash_mlx.train.prompts import free_form_prompts
+from dflash_mlx.train.prompts import own_prompts
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -189,9 +189,9 @@ def test_the_real_pair_is_the_default_and_speculates() -> None:
     session = load()
     assert session.notes[0] == f"model: {SMOLLM2.base} from {PACKAGE}"
     params = SamplingParams(max_tokens=32)
-    prompts = [prompt.messages for prompt in free_form_prompts()[::14]]
+    prompts = [prompt.messages for prompt in own_prompts(200) if prompt.held_out][:3]
     replies = [session.generate(prompt, params, block_size=session.largest_block) for prompt in prompts]
     for prompt, reply in zip(prompts, replies, strict=True):
         assert reply.tokens == session.generate(prompt, params, speculative=False).tokens
     cycles = [cycle for reply in replies for cycle in reply.cycles if cycle.drafted]
-    assert sum(cycle.accepted + 1 for cycle in cycles) / len(cycles) > 1.3  # tau; its card says how much more
+    assert sum(cycle.accepted + 1 for cycle in cycles) / len(cycles) > 1.2  # tau; its card says how much more
