@@ -2,9 +2,11 @@
 
 import argparse
 import json
+import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -19,6 +21,7 @@ from dflash_mlx.params import SamplingParams, block_size
 from dflash_mlx.progress import progress_line
 from dflash_mlx.remote import Server
 from dflash_mlx.result import Result, collect
+from dflash_mlx.session import Session
 from dflash_mlx.target.exactness import EXACT
 from dflash_mlx.terminal import printable
 
@@ -130,7 +133,8 @@ def _run(args: argparse.Namespace) -> int:
         for note in session.notes:
             print(note, file=sys.stderr)
         events = _printed(events)
-    result = collect(_until_interrupted(events))
+    with _interruptible(session):
+        result = collect(events)
     if args.json:
         print(json.dumps(to_json(result)))
     else:
@@ -199,12 +203,22 @@ def _show(answer: str, reasoning: str) -> None:
         stream.flush()
 
 
-def _until_interrupted(events: Iterator[Event]) -> Iterator[Event]:
-    """Ctrl+C ends the reply, and what was said stays."""
+@contextmanager
+def _interruptible(session: Session) -> Iterator[None]:
+    """Ctrl+C ends the reply after its current block, and what was said stays; a second one ends all at once.
+
+    An exception instead could come up anywhere, also where Python can only ignore it.
+    """
+
+    def cancel(*_: object) -> None:
+        session.cancel()
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, cancel)
     try:
-        yield from events
-    except KeyboardInterrupt:
-        return
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _cycles(result: Result) -> Iterator[str]:
