@@ -387,8 +387,8 @@ def test_messages_of_the_user_in_a_row_become_one_where_they_must() -> None:
         assert text(wrapper(template), messages=asked) == expected
     in_front = IN_FRONT.replace("a\n<|user|>b", "a\n\nb")
     assert text(wrapper(FIRST_ONLY + ALTERNATING.removesuffix(TURNS)), messages=LATE) == in_front
-    with pytest.raises(UsageError, match="take turns"):
-        render(wrapper(ALTERNATING), [*said, said[-1]])
+    with pytest.raises(UsageError, match="not these 6"):  # as the client knows them
+        render(wrapper("{{ raise_exception('not these ' ~ messages | length) }}"), asked)
 
 
 def test_variables_that_the_template_reads_may_be_set() -> None:

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,7 +79,8 @@ def test_what_clients_managed_is_told(
 
 
 def test_a_client_leaves_nothing() -> None:
-    sleep = "import time; time.sleep(600)"
+    began = time.monotonic()
+    sleep = "import time; time.sleep(120)"
     start = f"""
 import os, subprocess, sys
 sleeping = [sys.executable, "-c", {sleep!r}]
@@ -89,6 +91,7 @@ for more, session in ([], False), ([os.getcwd()], True):
         pids = check_clients.run([sys.executable, "-c", start], place).split()
         with pytest.raises(check_clients.Failed, match=r"did not end within 0\.5 s"):
             check_clients.run([sys.executable, "-c", sleep], place, limit=0.5)
+    assert time.monotonic() - began < 120, "they were waited for"
     assert len(pids) == 2
     for pid in pids:
         state = subprocess.run(["ps", "-o", "stat=", "-p", pid], capture_output=True, text=True, check=False)
