@@ -447,14 +447,14 @@ GPT_OSS, MUSE = CHANNELS.values()
         (
             GPT_OSS,
             "<|channel|>analysis<|message|>Let me\n\nsee.<|end|><|start|>assistant"
-            "<|channel|>commentary<|message|>One moment.<|end|><|start|>assistant"
+            "<|channel|>commentary<|message|>One `moment.<|end|><|start|>assistant"
             "<|channel|>analysis<|message|> Right.<|end|><|start|>assistant"
             "<|channel|>final<|message|> 42 <b>\n",
         ),
         (
             MUSE,
             "to=self<|message|>Let me\n\nsee.<|eom|>\n"
-            "<|start|>assistant to=commentary<|message|>One moment.<|eom|>\n"
+            "<|start|>assistant to=commentary<|message|>One `moment.<|eom|>\n"
             "<|start|>assistant to=self<|message|> Right.<|eom|>\n"
             "<|start|>assistant to=user<|message|> 42 <b>\n",
         ),
@@ -467,7 +467,7 @@ def test_messages_to_the_model_itself_are_reasoning(thinking: Thinking, reply: s
     fake = Pieces(*(reply[a:b] for a, b in zip([0, *cuts], [*cuts, len(reply)], strict=True)))
     read = Reply(fake, eos=frozenset([EOS]), thinking=thinking)
     assert read.take([*fake.ids, EOS]) == (len(fake.ids) + 1, True)
-    assert read.finish() == ("One moment. 42 <b>\n", "Let me\n\nsee. Right.")
+    assert read.finish() == ("One `moment. 42 <b>\n", "Let me\n\nsee. Right.")
 
 
 def test_a_stop_string_in_a_message_to_the_model_itself_does_not_count() -> None:

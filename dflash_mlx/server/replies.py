@@ -101,7 +101,7 @@ class Reply(Response):
             if None in messages:
                 return
             frames = b"".join(self._frames.add(message) for message in messages if message is not None)
-            if not frames and loop.time() >= last + self._heartbeat:
+            if not messages:
                 frames = self._frames.heartbeat()
             if frames:
                 await _more(send, frames)

@@ -39,7 +39,7 @@ _HARMONY_MESSAGE = re.compile(r"(?P<name>[\w.-]+)[^{]*<\|message\|>(?P<arguments
 
 HARMONY = Syntax(
     # The recipient stands in a message's header, before or after the channel.
-    ("<|channel|>commentary to=functions.", "<|channel|>analysis to=functions.", " to=functions."),
+    ("<|channel|>commentary to=functions.", "<|channel|>analysis to=functions.", "to=functions."),
     "",  # <|call|> is an end-of-sequence token
     _parse_harmony,
 )

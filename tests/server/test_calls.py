@@ -124,6 +124,7 @@ def test_a_model_may_name_its_calls() -> None:
         "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>",
         "<|channel|>commentary to=functions.get_weather<|message|>",
         " to=functions.get_weather<|channel|>commentary json<|message|>",
+        "to=functions.get_weather<|channel|>commentary<|constrain|>json<|message|>",
         "<|channel|>analysis to=functions.get_weather code<|message|>",
     ],
 )
@@ -227,6 +228,7 @@ def test_a_call_that_is_too_long_is_content(monkeypatch: pytest.MonkeyPatch) -> 
     assert splitter.add(longer) == [longer]
     mistral = "[TOOL_CALLS]now[ARGS]{" + " " * len(CALL) + "}"
     assert read(offer("mistral"), [mistral]) == read(offer("mistral"), list(mistral)) == [mistral]
+    assert Splitter(offer("mistral")).add(mistral, last=True) == [mistral]
 
 
 @pytest.mark.parametrize(

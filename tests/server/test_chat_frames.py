@@ -20,6 +20,7 @@ CLOSED = Thinking("<think>", "</think>", open=False)
 OPEN = Thinking("<think>", "</think>", open=True)
 HARMONY = CHANNELS["<|channel|>", "<|message|>"]
 NOW_CALL = '<tool_call>{"name": "now"}</tool_call>'
+WEATHER_CALL = '<tool_call>{"name": "get_weather", "arguments": {}}</tool_call>'
 ANSWER = Answer(id="i", created=7, model="m", offer=offer("json_tools"))
 
 
@@ -221,7 +222,12 @@ def test_one_call_ends_the_answer_if_there_may_be_no_more() -> None:
     assert frames.add(Failed(ValueError())) == b""
     assert frames.body() == before
     assert read(before["choices"][0]) == ("", "Hi", [NOW], "tool_calls")
-    for text, thinking in ((f"a{NOW_CALL}b{NOW_CALL}", None), (f"a{NOW_CALL}{NOW_CALL}", OPEN)):
+    replies = (
+        (f"a{NOW_CALL}b{WEATHER_CALL}", None),
+        (f"a{NOW_CALL}{WEATHER_CALL}", OPEN),
+        (f"{WEATHER_CALL}a{NOW_CALL}", OPEN),
+    )
+    for text, thinking in replies:
         whole, streamed = told(
             events(text, thinking), replace(ANSWER, offer=offer("json_tools", parallel=False))
         )
