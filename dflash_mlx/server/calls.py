@@ -60,6 +60,11 @@ class Splitter:
         self._said = False  # visible content
 
     @property
+    def held(self) -> int:
+        """Characters that are not decided yet."""
+        return len(self._text)
+
+    @property
     def silent(self) -> bool:
         """Nothing was said so far, neither a call nor visible content."""
         return not self._said and not self._called

@@ -7,6 +7,10 @@ from typing import Any
 from dflash_mlx.events import Event, Finished, TokenLogprob
 from dflash_mlx.server.calls import Call, Splitter, last_thoughts
 from dflash_mlx.server.frames import Answer, Frames, finite
+from dflash_mlx.server.jobs import Message, Step
+
+QUICK = 2048
+"""Characters of a call that any parser reads in a fraction of a second."""
 
 
 class ChatFrames(Frames):
@@ -23,6 +27,10 @@ class ChatFrames(Frames):
 
     def begin(self) -> bytes:
         return self._chunk(self._choice() | {"delta": {"role": "assistant", "content": ""}})
+
+    def slow(self, message: Message) -> bool:
+        last = isinstance(message, Step) and isinstance(message.event, Finished)
+        return self._splitter is not None and (last or self._splitter.held > QUICK)
 
     def _choice(self, finish_reason: str | None = None) -> dict[str, Any]:
         return {"index": 0, "delta": {}, "finish_reason": finish_reason}

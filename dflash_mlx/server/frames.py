@@ -88,6 +88,10 @@ class Frames(ABC):
                 self.over = isinstance(event, Finished)
                 return frames + self.add(Step(Finished())) if self._enough and not self.over else frames
 
+    def slow(self, message: Message) -> bool:
+        """Whether to take in this message may take long."""
+        return False
+
     def texts_of(self, event: Event) -> set[int]:
         """The tokens of an event that its frames show one by one."""
         ids: set[int] = set()

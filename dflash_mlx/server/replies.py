@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -100,7 +101,7 @@ class Reply(Response):
             messages = await self._inbox.take(max(0.0, last + self._heartbeat - loop.time()))
             if None in messages:
                 return
-            frames = b"".join(self._frames.add(message) for message in messages if message is not None)
+            frames = b"".join([await self._read(message) for message in messages if message is not None])
             if not messages:
                 frames = self._frames.heartbeat()
             if frames:
@@ -114,7 +115,7 @@ class Reply(Response):
             for message in await self._inbox.take(None):
                 if message is None:
                     return
-                self._frames.add(message)
+                await self._read(message)
         error = self._frames.error
         self._finish(self._frames, error)
         if error is None:
@@ -122,6 +123,16 @@ class Reply(Response):
         else:
             response = refusal(error, self._request_id).response()
         await response(scope, receive, send)
+
+    async def _read(self, message: Message) -> bytes:
+        """The frames of a message; others are answered meanwhile, if it takes long to make them."""
+        if not self._frames.slow(message):
+            return self._frames.add(message)
+        reader = ThreadPoolExecutor(1, "reader")
+        try:
+            return await asyncio.get_running_loop().run_in_executor(reader, self._frames.add, message)
+        finally:
+            reader.shutdown(wait=False)
 
 
 async def _more(send: Send, body: bytes) -> None:

@@ -1,12 +1,17 @@
 """Tools over a real socket: what is offered is rendered, what is called comes as clients expect it."""
 
 import json
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import openai
 import pytest
+from mlx_lm.tool_parsers import json_tools
 
+from dflash_mlx.server.syntax import Syntax
 from server.formats import TOOLS
 from server.live import Live, chunks, joined, parse, read_all, request, wait_for
 from server.scripted import Scripted, speaking
@@ -133,6 +138,40 @@ def test_a_stream_says_that_it_is_alive_while_a_call_is_held(live: Live) -> None
     said = [delta for delta in deltas[1:call] if delta]
     assert "".join(delta["content"] for delta in said) == "Now"
     assert deltas[call - 3 : call] == [{}] * 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_others_are_answered_while_a_call_is_parsed(
+    live: Live, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    parsing, parsed = threading.Event(), threading.Event()
+
+    def parse(text: str, tools: Any) -> Any:
+        parsing.set()
+        assert parsed.wait(10)
+        return json_tools.parse_tool_call(text, tools)
+
+    # A long call amid the reply, and one that only the reply's end ends.
+    long = CALL.replace("Zürich", "Zürich " * 400) + " That is it."
+    for end, text in (("</tool_call>", long), ("", CALL.removesuffix("</tool_call>"))):
+        use(monkeypatch, live, Syntax(("<tool_call>",), end, parse))
+        say(live, text)
+        parsing.clear()
+        parsed.clear()
+        with ThreadPoolExecutor(1) as clients:
+            answer = clients.submit(live.post, messages=[USER], tools=TOOLS, stream=stream)
+            assert parsing.wait(60)
+            assert live.get("/health").status_code == 200
+            parsed.set()
+            assert '"name":"get_weather"' in answer.result().text
+
+
+def use(monkeypatch: pytest.MonkeyPatch, live: Live, syntax: Syntax) -> None:
+    """Have calls read so."""
+    status = live.engine.status
+    assert status.facts is not None
+    changed = replace(status, facts=replace(status.facts, syntax=syntax))
+    monkeypatch.setattr(live.engine, "status", changed)
 
 
 def test_a_reply_that_is_cut_off_in_a_call_is_content(live: Live) -> None:
