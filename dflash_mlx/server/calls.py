@@ -196,4 +196,4 @@ def _call(entry: Any) -> Call:
         raise TypeError(arguments)
     own = entry.get("id")
     text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-    return Call(entry["name"], text, own if isinstance(own, str) else None)
+    return Call(entry["name"], text, own if own and isinstance(own, str) else None)

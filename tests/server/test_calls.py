@@ -112,9 +112,7 @@ def test_a_model_may_name_its_calls() -> None:
     assert isinstance(first, Call)
     assert isinstance(second, Call)
     assert (first.id, second.id) == ("functions.get_weather:0", "functions.now:1")
-    old = (
-        '[TOOL_CALLS][{"name": "now", "arguments": {}, "id": "abcdefghi"}, {"name": "now", "arguments": {}}]'
-    )
+    old = '[TOOL_CALLS][{"name": "now", "arguments": {}, "id": "abcdefghi"}, {"name": "now", "arguments": {}, "id": ""}]'
     assert read(offer("mistral"), [old]) == [Call("now", "{}", "abcdefghi"), NOW_CALL]
 
 
