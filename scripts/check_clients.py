@@ -316,5 +316,5 @@ def _found(url: str) -> Running:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that all is cleaned up then too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to end"))  # cleaning up, as after Ctrl+C
     sys.exit(main())
