@@ -127,7 +127,10 @@ def throw_away() -> Iterator[Place]:
         place = Place(Path(name).resolve())
         for folder in ("project", "home", "tmp"):
             (place.folder / folder).mkdir()
-        yield place
+        try:
+            yield place
+        finally:
+            end_strays(place.folder)  # whoever still writes there would keep it from being removed
 
 
 def install(client: Client, place: Place) -> str:
