@@ -127,7 +127,10 @@ def throw_away() -> Iterator[Place]:
         place = Place(Path(name).resolve())
         for folder in ("project", "home", "tmp"):
             (place.folder / folder).mkdir()
-        yield place
+        try:
+            yield place
+        finally:
+            end_strays(place.folder)  # whoever still writes there would keep it from being removed
 
 
 def install(client: Client, place: Place) -> str:
@@ -316,5 +319,5 @@ def _found(url: str) -> Running:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that all is cleaned up then too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to end"))  # cleaning up, as after Ctrl+C
     sys.exit(main())
