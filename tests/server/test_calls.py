@@ -112,8 +112,9 @@ def test_a_model_may_name_its_calls() -> None:
     assert isinstance(first, Call)
     assert isinstance(second, Call)
     assert (first.id, second.id) == ("functions.get_weather:0", "functions.now:1")
-    old = '[TOOL_CALLS][{"name": "now", "arguments": {}, "id": "abcdefghi"}, {"name": "now", "arguments": {}, "id": ""}]'
-    assert read(offer("mistral"), [old]) == [Call("now", "{}", "abcdefghi"), NOW_CALL]
+    old = [{"name": "now", "arguments": {}, "id": own} for own in ("abcdefghi", "", None)]
+    text = f"[TOOL_CALLS]{json.dumps(old)}"
+    assert read(offer("mistral"), [text]) == [Call("now", "{}", "abcdefghi"), NOW_CALL, NOW_CALL]
 
 
 @pytest.mark.parametrize(
