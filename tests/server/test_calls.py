@@ -112,7 +112,7 @@ def test_a_model_may_name_its_calls() -> None:
     assert isinstance(first, Call)
     assert isinstance(second, Call)
     assert (first.id, second.id) == ("functions.get_weather:0", "functions.now:1")
-    old = [{"name": "now", "arguments": {}, "id": own} for own in ("abcdefghi", "", None)]
+    old: list[Any] = [{"name": "now", "arguments": {}, "id": own} for own in ("abcdefghi", "", None)]
     text = f"[TOOL_CALLS]{json.dumps(old)}"
     assert read(offer("mistral"), [text]) == [Call("now", "{}", "abcdefghi"), NOW_CALL, NOW_CALL]
 
