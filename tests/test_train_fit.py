@@ -14,11 +14,11 @@ from train_tiny import DRAFTER, make_samples, make_target
 from dflash_mlx.config import FULL, SLIDING
 from dflash_mlx.drafter.load import load_drafter
 from dflash_mlx.drafter.model import DrafterModel
-from dflash_mlx.train.blocks import block_states, make_batch
+from dflash_mlx.train.blocks import Batch, block_states, make_batch
 from dflash_mlx.train.evaluate import evaluate_drafter
 from dflash_mlx.train.fit import Fit, FitRecipe, fit_drafter, most_used, save_drafter
 from dflash_mlx.train.initial import new_drafter
-from dflash_mlx.train.losses import Goal, LossVocabulary, block_loss, slot_weights
+from dflash_mlx.train.losses import Draws, Goal, LossVocabulary, block_loss, slot_weights
 from dflash_mlx.train.shards import Sample
 
 QUICK = FitRecipe(steps=8, rows=4, anchors=8, peak_rate=1e-2, warmup=2)
@@ -65,12 +65,24 @@ def test_a_batch_brings_the_state_that_chose_each_slots_token() -> None:
     assert agree[np.array(batch.known[:, :, 1:])].mean() > 0.9  # greedy; bfloat16 may turn a near tie
 
 
-def test_the_losses_vocabulary_knows_every_seen_token() -> None:
-    vocabulary = LossVocabulary(np.array([40, 3, 17]), 64, others=5)
-    ids = np.array(vocabulary.draw(np.random.default_rng(0)))
-    assert len(set(ids.tolist())) == 8
-    assert ids[np.array(vocabulary.places(mx.array([17, 40, 3])))].tolist() == [17, 40, 3]
-    assert len(LossVocabulary(np.arange(60), 64, others=1024).draw(np.random.default_rng(0))) == 64
+def test_the_losses_vocabulary_holds_the_commonest_ids_the_steps_own_and_others() -> None:
+    vocabulary = LossVocabulary(np.array([40, 3, 17, 9]), 64, Goal(common=3, others=5))
+    gold = mx.array([[[9, 3], [60, 60]]])
+    draws = vocabulary.draw(gold, np.random.default_rng(0))
+    ids = np.array(draws.ids)
+    assert {40, 3, 17, 9, 60} <= set(ids.tolist())
+    assert 8 <= len(ids) <= 10
+    assert sorted(set(ids.tolist())) == ids.tolist()
+    np.testing.assert_array_equal(ids[np.array(draws.gold)], gold)
+    whole = LossVocabulary(np.arange(60), 64, Goal(common=2048, others=512))
+    assert len(whole.draw(gold, np.random.default_rng(0)).ids) == 64
+
+
+def test_the_share_of_slots_without_edges_is_the_goals() -> None:
+    vocabulary = LossVocabulary(np.arange(64), 64, Goal(edge_dropout=0.3))
+    edges = np.array(vocabulary.draw(mx.zeros((8, 64, 4), dtype=mx.int32), np.random.default_rng(0)).edges)
+    assert edges.shape == (8, 64, 4)
+    assert 0.65 < edges.mean() < 0.75
 
 
 @pytest.mark.parametrize("soft", [0.0, 0.3, 1.0])
@@ -79,8 +91,7 @@ def test_over_the_whole_vocabulary_the_loss_is_cross_entropy_with_token_and_targ
     model = new_drafter(DRAFTER, target, seed=0)
     batch = make_batch(make_samples(target), 6, DRAFTER.block_size, np.random.default_rng(0))
     goal = Goal(edge_dropout=1.0, soft=soft, prefix=0.0)
-    ids = mx.arange(64)
-    loss = block_loss(model, target, batch, LossVocabulary(np.arange(64), 64, 0), ids, goal)
+    loss = block_loss(model, target, batch, _whole_vocabulary(batch, goal), goal)
     hidden = block_states(model, target.embed, batch.taps, batch.anchors, batch.gold[:, :, 0])[:, :, 1:]
     log_ours = np.log(_softmax(target.head(hidden)))
     token = np.eye(64)[np.array(batch.gold)[:, :, 1:]]
@@ -96,18 +107,22 @@ def test_without_dropout_the_loss_counts_the_selectors_edges() -> None:
     selector = model.candidate_selector
     selector.successor_codebook = mx.random.normal(selector.successor_codebook.shape)
     batch = make_batch(make_samples(target), 6, DRAFTER.block_size, np.random.default_rng(0))
-    ids = mx.arange(64)
     goal = Goal(edge_dropout=0.0, soft=0.0, prefix=0.0)
-    loss = block_loss(model, target, batch, LossVocabulary(np.arange(64), 64, 0), ids, goal)
+    loss = block_loss(model, target, batch, _whole_vocabulary(batch, goal), goal)
     hidden = block_states(model, target.embed, batch.taps, batch.anchors, batch.gold[:, :, 0])[:, :, 1:]
     flat = hidden.reshape(-1, 32)
     before = batch.gold[:, :, :-1].reshape(-1, 1)
-    everything = mx.broadcast_to(ids, (len(flat), 64))
+    everything = mx.broadcast_to(mx.arange(64), (len(flat), 64))
     edges = selector.edges(flat, before, everything)[:, 0].reshape(*batch.gold[:, :, 1:].shape, 64)
     log_ours = np.log(_softmax(target.head(hidden) + edges))
     right = np.take_along_axis(log_ours, np.array(batch.gold)[:, :, 1:, None], axis=-1)[..., 0]
     weight = np.array(batch.known)[:, :, 1:] * np.exp(-np.arange(3) / goal.gamma)
     assert loss.item() == pytest.approx(-(right * weight).sum() / weight.sum(), rel=1e-4)
+
+
+def _whole_vocabulary(batch: Batch, goal: Goal) -> Draws:
+    vocabulary = LossVocabulary(np.arange(64), 64, goal)
+    return vocabulary.draw(batch.gold[:, :, 1:], np.random.default_rng(0))
 
 
 def _softmax(logits: mx.array) -> np.ndarray:

@@ -21,7 +21,7 @@ from dflash_mlx.drafter.model import DrafterModel
 from dflash_mlx.target.target import Target
 from dflash_mlx.train.blocks import Batch, make_batch
 from dflash_mlx.train.job import Job, write_text
-from dflash_mlx.train.losses import Goal, LossVocabulary, block_loss
+from dflash_mlx.train.losses import Draws, Goal, LossVocabulary, block_loss
 from dflash_mlx.train.optimizer import make_optimizer
 from dflash_mlx.train.shards import Sample
 from dflash_mlx.train.step import make_step
@@ -87,14 +87,14 @@ class Fit:
         self._seconds = 0.0
         self._target = target
         self._usable = [sample for sample in samples if sample.written >= 2]
-        self._vocabulary = LossVocabulary(_seen(self._usable), target.vocab_size, recipe.goal.others)
+        self._vocabulary = LossVocabulary(by_use(self._usable), target.vocab_size, recipe.goal)
         self._optimizer = make_optimizer(
             recipe.steps, recipe.peak_rate, min(recipe.warmup, -(-recipe.steps // 10)), recipe.weight_decay
         )
         self._optimizer.init(model.trainable_parameters())
 
-        def loss(drafter: DrafterModel, batch: Batch, ids: mx.array) -> mx.array:
-            return block_loss(drafter, target, batch, self._vocabulary, ids, recipe.goal)
+        def loss(drafter: DrafterModel, batch: Batch, draws: Draws) -> mx.array:
+            return block_loss(drafter, target, batch, draws, recipe.goal)
 
         self._move = make_step(model, self._optimizer, loss)
 
@@ -117,7 +117,7 @@ class Fit:
         mx.random.seed(recipe.seed + self.step)
         rows = [self._usable[i] for i in self._order(self.step)]
         batch = make_batch(rows, recipe.anchors, self.model.config.block_size, rng)
-        loss = self._move(batch, self._vocabulary.draw(rng))
+        loss = self._move(batch, self._vocabulary.draw(batch.gold[:, :, 1:], rng))
         self.step += 1
         self._tokens += sum(sample.written for sample in rows)
         return loss
@@ -170,13 +170,18 @@ def fit_drafter(model: DrafterModel, target: Target, samples: Sequence[Sample], 
     return loss
 
 
+def by_use(samples: Sequence[Sample]) -> np.ndarray:
+    """The token ids of the responses, those used most first."""
+    used, times = np.unique(np.concatenate([s.tokens[s.prompt :] for s in samples]), return_counts=True)
+    return np.asarray(used[np.argsort(-times, kind="stable")])
+
+
 def most_used(samples: Sequence[Sample], count: int) -> np.ndarray:
     """The `count` token ids that responses use most, sorted.
 
     Where fewer occur at all, the lowest others follow: byte-pair vocabularies are sorted by frequency.
     """
-    used, times = np.unique(np.concatenate([s.tokens[s.prompt :] for s in samples]), return_counts=True)
-    chosen = used[np.argsort(-times, kind="stable")][:count]
+    chosen = by_use(samples)[:count]
     others = np.setdiff1d(np.arange(count + len(chosen)), chosen)[: count - len(chosen)]
     return np.sort(np.concatenate([chosen, others])).astype(np.int32)
 
@@ -192,11 +197,6 @@ def save_drafter(model: DrafterModel, raw_config: Mapping[str, Any], folder: Pat
     mx.save_safetensors(str(partial), weights, metadata={"format": "mlx"})
     partial.replace(folder / "model.safetensors")
     write_text(folder / "config.json", json.dumps(raw_config, indent=2) + "\n")
-
-
-def _seen(samples: Sequence[Sample]) -> np.ndarray:
-    """The token ids of the responses."""
-    return np.unique(np.concatenate([sample.tokens[sample.prompt :] for sample in samples]))
 
 
 def _flat(tree: Any) -> list[tuple[str, mx.array]]:

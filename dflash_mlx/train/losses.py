@@ -27,50 +27,64 @@ class Goal:
         edge_dropout: the share of slots that are trained without the selector's edges.
         soft: the weight of the target's distribution; the rest is the written token's.
         prefix: how far a slot's weight follows the probability that all slots before it are right.
-        others: random ids in the loss's vocabulary besides those that occur in the data.
+        common: ids in the loss's vocabulary that the responses use most.
+        others: random ids in it besides those and the step's own.
     """
 
     gamma: float = 4.0
     edge_dropout: float = 0.3
     soft: float = 0.5
     prefix: float = 0.5
-    others: int = 1024
+    common: int = 2048
+    others: int = 512
+
+
+@dataclass(frozen=True)
+class Draws:
+    """What chance decides in a step's loss.
+
+    Attributes:
+        ids: the token ids of the softmax, [n], sorted.
+        gold: where the slots' true tokens are among them, [B, N, L - 1].
+        edges: whether a slot has the selector's edges, [B, N, L - 1].
+    """
+
+    ids: mx.array
+    gold: mx.array
+    edges: mx.array
 
 
 class LossVocabulary:
-    """The ids that a step's softmax runs over: all that occur in the data, and others at random.
+    """Draws the ids of a step's softmax: the batch's own tokens, those used most, and others at random.
 
     A softmax over a whole vocabulary would be most of a step's work, and nearly all of it about tokens that
-    this target never writes.
+    this target hardly ever writes.
     """
 
-    def __init__(self, seen: np.ndarray, size: int, others: int) -> None:
-        self.seen = np.sort(seen).astype(np.int32)
-        self._unseen = np.setdiff1d(np.arange(size, dtype=np.int32), self.seen)
-        self._others = min(others, len(self._unseen))
-        places = np.zeros(size, dtype=np.int32)
-        places[self.seen] = np.arange(len(self.seen))
-        self._places = mx.array(places)
+    def __init__(self, used: np.ndarray, size: int, goal: Goal) -> None:
+        """`used`: the ids of all responses, those used most first; `size`: of the whole vocabulary."""
+        self._common = used[: goal.common]
+        self._others = np.setdiff1d(np.arange(size), self._common)
+        self._drawn = min(goal.others, len(self._others))
+        self._dropout = goal.edge_dropout
 
-    def draw(self, rng: np.random.Generator) -> mx.array:
-        """A step's ids, [n]; those seen come first."""
-        return mx.array(np.concatenate([self.seen, rng.choice(self._unseen, self._others, replace=False)]))
+    def draw(self, gold: mx.array, rng: np.random.Generator) -> Draws:
+        """For slots whose true tokens are `gold` [B, N, L - 1]."""
+        true = np.array(gold)
+        others = rng.choice(self._others, self._drawn, replace=False)
+        ids = np.unique(np.concatenate([self._common, others, true.ravel()])).astype(np.int32)
+        edges = rng.random(true.shape) >= self._dropout
+        return Draws(mx.array(ids), mx.array(np.searchsorted(ids, true)), mx.array(edges))
 
-    def places(self, tokens: mx.array) -> mx.array:
-        """Where seen tokens are among the ids."""
-        return self._places[tokens]
 
-
-def block_loss(
-    model: DrafterModel, target: Target, batch: Batch, vocabulary: LossVocabulary, ids: mx.array, goal: Goal
-) -> mx.array:
+def block_loss(model: DrafterModel, target: Target, batch: Batch, draws: Draws, goal: Goal) -> mx.array:
     """The mean loss of a batch's slots."""
-    head = target.head_rows(ids)
+    head = target.head_rows(draws.ids)
     hidden = block_states(model, target.embed, batch.taps, batch.anchors, batch.gold[:, :, 0])[:, :, 1:]
-    gold, known = batch.gold[:, :, 1:], batch.known[:, :, 1:]
-    scores = _scores(model, hidden, head, batch.gold[:, :, :-1], ids, goal.edge_dropout)  # [B, N, L - 1, n]
+    known, before = batch.known[:, :, 1:], batch.gold[:, :, :-1]
+    scores = _scores(model, hidden, head, before, draws)  # [B, N, L - 1, n]
     norm = mx.logsumexp(scores, axis=-1)
-    right = mx.take_along_axis(scores, vocabulary.places(gold)[..., None], axis=-1)[..., 0] - norm
+    right = mx.take_along_axis(scores, draws.gold[..., None], axis=-1)[..., 0] - norm
     agreement = right
     if goal.soft:
         theirs = mx.softmax(model.cap(head(batch.final)), axis=-1)
@@ -87,14 +101,11 @@ def slot_weights(right: mx.array, goal: Goal) -> mx.array:
     return mx.stop_gradient(distance * (1 - goal.prefix + goal.prefix * reached))
 
 
-def _scores(
-    model: DrafterModel, hidden: mx.array, head: Head, before: mx.array, ids: mx.array, edge_dropout: float
-) -> mx.array:
+def _scores(model: DrafterModel, hidden: mx.array, head: Head, before: mx.array, draws: Draws) -> mx.array:
     """Unary logits plus the edges after the true predecessors `before`, [B, N, L - 1, n]."""
     unary = model.logits(hidden, head)
     if not model.config.selector_rank:
         return unary
     selector = model.candidate_selector
-    keep = mx.random.uniform(shape=before.shape) >= edge_dropout
     bridge = selector.predecessor_codebook[before] * selector.hidden_projection(hidden)  # [B, N, L - 1, R]
-    return unary + (bridge * keep[..., None]) @ selector.successor_codebook[ids].T
+    return unary + (bridge * draws.edges[..., None]) @ selector.successor_codebook[draws.ids].T
