@@ -13,7 +13,6 @@ from dflash_mlx.decode import CLEAR_EVERY, decode
 from dflash_mlx.drafter import Drafter, DrafterModel
 from dflash_mlx.errors import (
     ContextLengthError,
-    OutOfMemoryError,
     UsageError,
     WrongThreadError,
     memory_errors,
@@ -366,14 +365,10 @@ class Session:
         if limit is None:
             return params.max_tokens
         left = limit - len(ids)
-        if left < 1 and limit == self.room:
-            raise OutOfMemoryError(
-                f"the prompt has {len(ids)} tokens: there is memory for a context of {limit} tokens; "
-                "shorten it, or use a target with fewer bits"
-            )
         if left < 1:
+            why = " here: there is memory for no more" if limit == self.room else ""
             raise ContextLengthError(
-                f"the prompt has {len(ids)} tokens: this model's maximum context length is {limit} tokens"
+                f"the prompt has {len(ids)} tokens: this model's maximum context length is {limit} tokens{why}"
             )
         return left if params.max_tokens is None else min(left, params.max_tokens)
 

@@ -9,7 +9,7 @@ import pytest
 from mlx_lm.models import qwen3
 from tiny import tiny_model
 
-from dflash_mlx import OutOfMemoryError, SamplingParams, Session, load
+from dflash_mlx import ContextLengthError, OutOfMemoryError, SamplingParams, Session, load
 from dflash_mlx import memory as memory_module
 from dflash_mlx.config import DrafterConfig
 from dflash_mlx.decode import decode
@@ -224,9 +224,9 @@ def test_a_request_that_would_not_fit_is_refused_and_the_next_one_served(
     assert 1024 <= session.room < 4096
     assert session.context_window == session.room
     assert f"there is memory for {session.room:,} tokens of context" in session.notes
-    with pytest.raises(OutOfMemoryError, match="the prompt has 2000 tokens: there is memory for") as caught:
+    limit = f"2000 tokens: .* maximum context length is {session.room} tokens here: there is memory for no more"
+    with pytest.raises(ContextLengthError, match=limit):
         session.generate([5] * 2000)
-    assert caught.value.http_status == 503
     assert len(session.generate([5] * 20, SamplingParams(max_tokens=4)).tokens) == 4
     nearly = session.room - 3
     assert len(session.generate([5] * nearly, SamplingParams(max_tokens=50)).tokens) <= 3
