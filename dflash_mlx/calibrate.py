@@ -26,6 +26,8 @@ DEPTHS = (8, 1024, 8192)
 """Context lengths to measure at: the shortest, and two between which attention's share shows."""
 CYCLES = 5
 """Cycles of each size; the first one is not counted, and of the others the quickest: noise only ever adds."""
+ENOUGH = 0.4
+"""Seconds after which two cycles of a size must do: where they take long, noise is a small part of them."""
 KIND = "costs"
 
 
@@ -80,18 +82,21 @@ class _Sweep:
     """A policy that goes through all sizes, and notes what their cycles took."""
 
     def __init__(self, largest: int) -> None:
-        self.plan = iter([rows for rows in range(1, largest + 1) for _ in range(CYCLES)])
         self.seconds: dict[int, list[float]] = {rows: [] for rows in range(1, largest + 1)}
 
     @property
     def done(self) -> bool:
-        return all(len(times) >= CYCLES for times in self.seconds.values())
+        return all(map(_enough, self.seconds.values()))
 
     def rows(self, limit: int, keys: int) -> int:
-        return next(self.plan, 1)
+        return next((rows for rows, times in self.seconds.items() if not _enough(times)), 1)
 
     def observe(self, rows: int, accepted: int, seconds: float, keys: int) -> None:
         self.seconds[rows].append(seconds)
+
+
+def _enough(times: list[float]) -> bool:
+    return len(times) >= CYCLES or (len(times) > 1 and sum(times) > ENOUGH)
 
 
 def _cycles(target: Target, drafter: DrafterModel, depth: int) -> tuple[float, ...]:
@@ -104,7 +109,7 @@ def _cycles(target: Target, drafter: DrafterModel, depth: int) -> tuple[float, .
         target, caches, prompt, sampler, drafter=Drafter(drafter), policy=sweep, cancelled=lambda: sweep.done
     ):
         pass
-    return tuple(min(times[1:CYCLES]) for times in sweep.seconds.values())
+    return tuple(min(times[1:]) for times in sweep.seconds.values())
 
 
 def deep_cache(target: Target, depth: int) -> list[Cache]:
@@ -128,8 +133,8 @@ def _draft_pass(target: Target, drafter: DrafterModel) -> float:
     proposer = Drafter(drafter)
     width = len(drafter.config.target_layer_ids) * target.hidden_size
     proposer.extend(mx.zeros((1, 1, width)))
-    times = []
-    for _ in range(CYCLES):
+    times: list[float] = []
+    while not _enough(times):
         start = time.perf_counter()
         mx.eval(proposer.propose(0, drafter.config.block_size, target.embed, target.draft_head).tokens)
         times.append(time.perf_counter() - start)
