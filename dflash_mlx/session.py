@@ -368,7 +368,8 @@ class Session:
         if left < 1:
             why = " here: there is memory for no more" if limit == self.room else ""
             raise ContextLengthError(
-                f"the prompt has {len(ids)} tokens: this model's maximum context length is {limit} tokens{why}"
+                f"the prompt has {len(ids)} tokens: this model's maximum context length is "
+                f"{limit} tokens{why}"
             )
         return left if params.max_tokens is None else min(left, params.max_tokens)
 

@@ -363,7 +363,7 @@ def test_primitives_of_a_draft_do_not_grow_with_the_context(pair: Session) -> No
         mx.eval(drafter.arrays)
         counts.append(primitives(drafter.propose(5, 5, pair.target.embed, pair.target.head).tokens))
     assert counts[0] == counts[1]
-    assert 50 < counts[0] < 320
+    assert 50 < counts[0] < 300  # 308 before products and sums of a convolution were compiled together
 
 
 class CountedSyncs:

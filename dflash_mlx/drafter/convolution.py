@@ -27,20 +27,27 @@ class DynamicConvolution(nn.Module):
         """Convolve the sub-layer's input `[B, L, H]`; also returns the dynamic weights for `leave`."""
         weights = self.kernel_projection(x)
         first, second = mx.split(weights, 2, axis=-1)  # [B, L, K * H/G] each
-        return self._convolve(x, self.base_kernel[:1], first), second
+        return _convolve(x, self.base_kernel[0], first), second
 
     def leave(self, y: mx.array, weights: mx.array) -> mx.array:
         """Convolve the sub-layer's output `[B, L, H]` with the weights that `enter` predicted."""
-        return self._convolve(y, self.base_kernel[1:], weights)
+        return _convolve(y, self.base_kernel[1], weights)
 
-    def _convolve(self, x: mx.array, base: mx.array, dynamic: mx.array) -> mx.array:
-        """`base` is `[1, K, H]`, `dynamic` `[B, L, K * H/G]`. Splits are views; an index would copy."""
-        grouped = x.reshape(*x.shape[:2], 1, self.groups, -1)  # [B, L, 1, H/G, G]
-        base = base.reshape(1, 1, self.kernel_size, self.groups, -1).astype(x.dtype)
-        dynamic = dynamic.reshape(*x.shape[:2], self.kernel_size, self.groups, 1)
-        weights = mx.split(base + dynamic, self.kernel_size, axis=2)  # K times [B, L, 1, H/G, G]
-        out = weights[0] * grouped
-        for tap in range(1, self.kernel_size):
-            shifted = mx.pad(grouped, [(0, 0), (tap, 0), (0, 0), (0, 0), (0, 0)])[:, : x.shape[1]]
-            out = out + weights[tap] * shifted
-        return out.reshape(x.shape)
+
+@mx.compile
+def _convolve(x: mx.array, base: mx.array, dynamic: mx.array) -> mx.array:
+    """Rows x `[B, L, H]`, base `[K, H]`, dynamic `[B, L, K * H/G]` -> `[B, L, H]`.
+
+    Compiled, the products and sums of a drafter's many convolutions are one operation each.
+    """
+    taps, hidden = base.shape
+    groups = dynamic.shape[-1] // taps
+    rows = x.reshape(*x.shape[:2], 1, groups, -1)  # [B, L, 1, H/G, G]
+    base = base.reshape(taps, groups, -1).astype(x.dtype)  # [K, H/G, G]
+    dynamic = dynamic.reshape(*x.shape[:2], taps, groups, 1)
+    weights = mx.split(base + dynamic, taps, axis=2)  # K times [B, L, 1, H/G, G]; splits are views
+    out = weights[0] * rows
+    for tap in range(1, taps):
+        shifted = mx.pad(rows, [(0, 0), (tap, 0), (0, 0), (0, 0), (0, 0)])[:, : x.shape[1]]
+        out = out + weights[tap] * shifted
+    return out.reshape(*x.shape[:2], hidden)

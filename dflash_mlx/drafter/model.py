@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import mlx.core as mx
 from mlx import nn
+from mlx_lm.models.activations import swiglu
 from mlx_lm.models.rope_utils import initialize_rope
 
 from dflash_mlx.config import SLIDING, DrafterConfig, Rope
@@ -73,7 +74,7 @@ class DrafterMLP(nn.Module):
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
 
     def __call__(self, x: mx.array) -> mx.array:
-        down: mx.array = self.down_proj(nn.silu(self.gate_proj(x)) * self.up_proj(x))
+        down: mx.array = self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
         return down
 
 
