@@ -63,6 +63,7 @@ def ablations(target: Target, work: Path, responses: int, recipe: FitRecipe) -> 
         "no selector": (replace(config, selector_rank=0), Goal()),
         "no convolution": (replace(config, conv_kernel_size=0), Goal()),
         "token only, no target distribution": (config, Goal(soft=0.0)),
+        "without the target's states": (config, Goal(states=0.0)),
         "fixed slot weights": (config, Goal(prefix=0.0)),
     }
     for name, (changed, goal) in variants.items():

@@ -90,7 +90,7 @@ def test_over_the_whole_vocabulary_the_loss_is_cross_entropy_with_token_and_targ
     target = make_target()
     model = new_drafter(DRAFTER, target, seed=0)
     batch = make_batch(make_samples(target), 6, DRAFTER.block_size, np.random.default_rng(0))
-    goal = Goal(edge_dropout=1.0, soft=soft, prefix=0.0)
+    goal = Goal(edge_dropout=1.0, soft=soft, states=0.0, prefix=0.0)
     loss = block_loss(model, target, batch, _whole_vocabulary(batch, goal), goal)
     hidden = block_states(model, target.embed, batch.taps, batch.anchors, batch.gold[:, :, 0])[:, :, 1:]
     log_ours = np.log(_softmax(target.head(hidden)))
@@ -107,7 +107,7 @@ def test_without_dropout_the_loss_counts_the_selectors_edges() -> None:
     selector = model.candidate_selector
     selector.successor_codebook = mx.random.normal(selector.successor_codebook.shape)
     batch = make_batch(make_samples(target), 6, DRAFTER.block_size, np.random.default_rng(0))
-    goal = Goal(edge_dropout=0.0, soft=0.0, prefix=0.0)
+    goal = Goal(edge_dropout=0.0, soft=0.0, states=0.0, prefix=0.0)
     loss = block_loss(model, target, batch, _whole_vocabulary(batch, goal), goal)
     hidden = block_states(model, target.embed, batch.taps, batch.anchors, batch.gold[:, :, 0])[:, :, 1:]
     flat = hidden.reshape(-1, 32)
@@ -118,6 +118,21 @@ def test_without_dropout_the_loss_counts_the_selectors_edges() -> None:
     right = np.take_along_axis(log_ours, np.array(batch.gold)[:, :, 1:, None], axis=-1)[..., 0]
     weight = np.array(batch.known)[:, :, 1:] * np.exp(-np.arange(3) / goal.gamma)
     assert loss.item() == pytest.approx(-(right * weight).sum() / weight.sum(), rel=1e-4)
+
+
+def test_the_loss_counts_how_far_the_states_are_from_the_targets() -> None:
+    target = make_target()
+    model = new_drafter(DRAFTER, target, seed=0)
+    batch = make_batch(make_samples(target), 6, DRAFTER.block_size, np.random.default_rng(0))
+    near, far = (
+        block_loss(model, target, batch, _whole_vocabulary(batch, goal), goal).item()
+        for goal in (Goal(states=0.0, prefix=0.0), Goal(states=3.0, prefix=0.0))
+    )
+    hidden = np.array(block_states(model, target.embed, batch.taps, batch.anchors, batch.gold[:, :, 0]))
+    theirs = np.array(batch.final)
+    weight = np.array(batch.known)[:, :, 1:] * np.exp(-np.arange(3) / Goal.gamma)
+    distance = ((hidden[:, :, 1:] - theirs) ** 2).mean(-1) / (theirs**2).mean()
+    assert far - near == pytest.approx(3.0 * (distance * weight).sum() / weight.sum(), rel=1e-3)
 
 
 def _whole_vocabulary(batch: Batch, goal: Goal) -> Draws:

@@ -3,7 +3,9 @@
 The unary logits and the selector's edges are trained by one softmax over their sum, with the gold
 predecessor; in a share of the slots the edges are left out, so that the unary logits stay good enough to
 rank candidates by themselves. Half of the goal is the token that was written, half the target's own
-distribution at that place, which says more about a place than one token does.
+distribution at that place, which says more about a place than one token does. Besides, the drafter's final
+states are drawn towards those from which the target made its logits, as in EAGLE (Li et al., 2024): a step
+then says something about every token at the price of none.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ class Goal:
         gamma: slot k weighs exp(-(k - 1) / gamma), since it counts only if all before it do.
         edge_dropout: the share of slots that are trained without the selector's edges.
         soft: the weight of the target's distribution; the rest is the written token's.
+        states: the weight of the final states' squared distance, relative to the size of the target's.
         prefix: how far a slot's weight follows the probability that all slots before it are right.
         common: ids in the loss's vocabulary that the responses use most.
         others: random ids in it besides those and the step's own.
@@ -34,6 +37,7 @@ class Goal:
     gamma: float = 4.0
     edge_dropout: float = 0.3
     soft: float = 0.5
+    states: float = 2.0
     prefix: float = 0.5
     common: int = 2048
     others: int = 512
@@ -89,6 +93,9 @@ def block_loss(model: DrafterModel, target: Target, batch: Batch, draws: Draws, 
     if goal.soft:
         theirs = mx.softmax(model.cap(head(batch.final)), axis=-1)
         agreement = goal.soft * ((theirs * scores).sum(axis=-1) - norm) + (1 - goal.soft) * right
+    if goal.states:
+        distance = (hidden - batch.final).square().mean(axis=-1)
+        agreement = agreement - goal.states * distance / batch.final.square().mean()
     weight = known * slot_weights(right, goal)
     return -(agreement * weight).sum() / weight.sum()
 
