@@ -19,15 +19,16 @@ from dflash_mlx.progress import readable
 from dflash_mlx.target.target import Target
 from dflash_mlx.train.fit import FitRecipe, fit_recipe
 from dflash_mlx.train.job import Job
+from dflash_mlx.train.losses import Goal
 from dflash_mlx.train.respond import Sampling
 
 PROMPT_TOKENS = 60  # of a typical prompt
 RESPONSE_TOKENS = 100  # of a typical response
-LOSS_VOCABULARY = 12_000
+LOSS_VOCABULARY = Goal.common + Goal.others + 1000  # the last: a step's own, beyond the common ones
 BACKWARD = 3  # a forward and its backward cost three forwards
 # Of the speed of a lone large matrix product, measured on two CPU cores.
 GENERATE_EFFICIENCY = 0.3  # 64 rows at a time and fewer, and all that is not a product
-FIT_EFFICIENCY = 0.6
+FIT_EFFICIENCY = 0.4
 
 
 @dataclass(frozen=True)
