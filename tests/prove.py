@@ -152,7 +152,7 @@ def fitted(target: Target, config: DrafterConfig, prompt: list[int], reply: list
     model = network(config, random_weights(config))
     unused = np.zeros((len(text) - 1, target.hidden_size), dtype=np.uint16)  # with a goal of tokens alone
     sample = Sample(np.array(text), narrow(taps[0]), unused, len(prompt))
-    goal = Goal(soft=0.0, prefix=0.0, edge_dropout=0.0)
+    goal = Goal(soft=0.0, states=0.0, prefix=0.0, edge_dropout=0.0)
     recipe = FitRecipe(steps=STEPS, rows=1, anchors=8, peak_rate=1e-2, warmup=2, goal=goal)
     fit_drafter(model, target, [sample], recipe)
     return model
