@@ -225,8 +225,9 @@ def test_a_request_that_would_not_fit_is_refused_and_the_next_one_served(
     assert session.context_window == session.room
     assert f"there is memory for {session.room:,} tokens of context" in session.notes
     limit = f"maximum context length is {session.room} tokens here: there is memory for no more"
-    with pytest.raises(ContextLengthError, match=limit):
+    with pytest.raises(ContextLengthError, match=limit) as caught:
         session.generate([5] * 2000)
+    assert caught.value.http_status == 400
     assert len(session.generate([5] * 20, SamplingParams(max_tokens=4)).tokens) == 4
     nearly = session.room - 3
     assert len(session.generate([5] * nearly, SamplingParams(max_tokens=50)).tokens) <= 3

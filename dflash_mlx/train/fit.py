@@ -114,7 +114,6 @@ class Fit:
     def _one(self) -> float:
         recipe = self.recipe
         rng = np.random.default_rng((recipe.seed, self.step))
-        mx.random.seed(recipe.seed + self.step)
         rows = [self._usable[i] for i in self._order(self.step)]
         batch = make_batch(rows, recipe.anchors, self.model.config.block_size, rng)
         loss = self._move(batch, self._vocabulary.draw(batch.gold[:, :, 1:], rng))
