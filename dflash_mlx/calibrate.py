@@ -79,10 +79,13 @@ def measure_costs(target: Target, drafter: DrafterModel, depths: Iterable[int] =
 
 
 class _Sweep:
-    """A policy that goes through all sizes, and notes what their cycles took."""
+    """A policy that goes through all sizes, and notes what their cycles took.
+
+    The largest come first: a plain step starts the pass of the next, so one before a block would look cheap.
+    """
 
     def __init__(self, largest: int) -> None:
-        self.seconds: dict[int, list[float]] = {rows: [] for rows in range(1, largest + 1)}
+        self.seconds: dict[int, list[float]] = {rows: [] for rows in range(largest, 0, -1)}
 
     @property
     def done(self) -> bool:
@@ -109,7 +112,7 @@ def _cycles(target: Target, drafter: DrafterModel, depth: int) -> tuple[float, .
         target, caches, prompt, sampler, drafter=Drafter(drafter), policy=sweep, cancelled=lambda: sweep.done
     ):
         pass
-    return tuple(min(times[1:]) for times in sweep.seconds.values())
+    return tuple(min(sweep.seconds[rows][1:]) for rows in sorted(sweep.seconds))
 
 
 def deep_cache(target: Target, depth: int) -> list[Cache]:

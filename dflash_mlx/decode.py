@@ -14,7 +14,7 @@ from dflash_mlx.drafter import Draft, Embed, Head
 from dflash_mlx.errors import NumericsError
 from dflash_mlx.events import Block, Event, Finished, FinishReason, Prefilled, Prefilling, TokenLogprob
 from dflash_mlx.sampling import Choice, Sampler
-from dflash_mlx.schedule import Fixed, Policy
+from dflash_mlx.schedule import PLAIN, Policy
 from dflash_mlx.target.caches import Cache, Checkpoint, arrays
 from dflash_mlx.target.target import Target
 from dflash_mlx.target.window import LARGEST_BLOCK
@@ -27,7 +27,6 @@ Take = Callable[[Sequence[int]], tuple[int, bool]]
 
 Blocks = Generator[Block, None, FinishReason]
 
-PLAIN = Fixed(1)
 FEED_EVERY = 16
 """Plain cycles whose taps wait for the drafter: it reads its weights once for all of them."""
 

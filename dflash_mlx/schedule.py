@@ -8,6 +8,9 @@ from bisect import bisect
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+HOPE = 1.05
+"""Tokens for each plain step of its price that a block must give, at best, to be tried at all."""
+
 
 class Policy(Protocol):
     """What the loop asks before every cycle, and tells after it."""
@@ -31,6 +34,9 @@ class Fixed:
 
     def observe(self, rows: int, accepted: int, seconds: float, keys: int) -> None:
         """Nothing to learn."""
+
+
+PLAIN = Fixed(1)
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,15 @@ class Costs:
     def to_json(self) -> dict[str, Any]:
         """A JSON object that `from_json` turns back into equal costs."""
         return asdict(self)
+
+    @property
+    def can_pay(self) -> bool:
+        """Whether a block would be worth its price, at some depth, if all of its drafts were right."""
+        return any(
+            rows * cycles[0] > HOPE * cycles[rows - 1]
+            for cycles in self.cycles
+            for rows in range(2, self.largest + 1)
+        )
 
     @staticmethod
     def from_json(obj: dict[str, Any]) -> "Costs":
@@ -163,11 +178,16 @@ class Adaptive:
         self._acceptance = Acceptance(costs.largest - 1)
         self._saved = self.START
         self._size = 1
+        self._next = 1
         self._since_draft = 0
         self._since_plain = 0
 
     def rows(self, limit: int, keys: int) -> int:
         """The best block that the ledger can pay for; now and then another, to learn."""
+        self._next = self._choose(limit, keys)
+        return self._next
+
+    def _choose(self, limit: int, keys: int) -> int:
         limit = min(limit, self._largest)
         plain = self._costs.seconds(1, keys)
         prices = [self._costs.seconds(rows, keys) / plain for rows in range(1, limit + 1)]
@@ -180,7 +200,7 @@ class Adaptive:
         if self._size in rates and rates[self._size] * self.KEEP >= rates[best]:
             best = self._size
         # Where not even right drafts would pay there is nothing to learn.
-        hopeful = [rows for rows in payable if rows > 1.05 * prices[rows - 1]]
+        hopeful = [rows for rows in payable if rows > HOPE * prices[rows - 1]]
         if best == 1 and hopeful and self._since_draft >= self.PROBE_AFTER:
             # The largest of the cheapest ones: more drafts for the same price show more.
             return max(rows for rows in hopeful if prices[rows - 1] < 1.03 * prices[hopeful[0] - 1])
@@ -188,8 +208,9 @@ class Adaptive:
 
     def observe(self, rows: int, accepted: int, seconds: float, keys: int) -> None:
         """Learn from a cycle."""
-        # The first plain step after a block was not started ahead, so it says little about the next ones.
-        timed = rows > 1 or self._size == 1
+        # A plain step after a block was not started ahead, and one before a block starts no other: these two
+        # say little about the others. What follows a plain step was asked before its result was known.
+        timed = rows > 1 or self._size == self._next == 1
         if timed:
             self._costs.observe(rows, seconds, keys)
         price = self._costs.seconds(rows, keys) / self._costs.seconds(1, keys)

@@ -23,7 +23,7 @@ from dflash_mlx.params import SamplingParams
 from dflash_mlx.prefix_cache import Context, PrefixCache
 from dflash_mlx.result import Result, collect
 from dflash_mlx.sampling import Sampler, check_bias
-from dflash_mlx.schedule import Adaptive, Costs, Fixed, Policy
+from dflash_mlx.schedule import PLAIN, Adaptive, Costs, Fixed, Policy
 from dflash_mlx.target import Target
 from dflash_mlx.target.exactness import EXACT, FAST, measure_exactness
 from dflash_mlx.target.load import Tokenizer
@@ -271,7 +271,14 @@ class Session:
         self._check_thread()
         if self.drafter is None:
             raise UsageError("there is no drafter, so there is no block size to choose")
-        return calibrate.costs(self.target, self.drafter, self.exactness)
+        found = calibrate.costs(self.target, self.drafter, self.exactness)
+        if not found.can_pay:
+            price = found.seconds(found.largest, 0) / found.seconds(1, 0)
+            self.fallbacks += (
+                f"decoding plainly: a pass of {found.largest} rows costs {price:.1f} plain steps here, "
+                "more than it could ever give",
+            )
+        return found
 
     @property
     def reasoning_levels(self) -> tuple[str, ...]:
@@ -296,7 +303,7 @@ class Session:
     def _events(self, request: Prepared, sampler: Sampler, reply: Reply, policy: Policy) -> Iterator[Event]:
         self._check_thread()
         ids, written = request.ids, list[int]()
-        network = self.drafter if request.speculative else None
+        network = None if policy == PLAIN else self.drafter
         with memory_errors(), self._resumed(ids, drafted=network is not None) as context:
             self._spare_memory(len(ids), len(ids))
             drafter = None if network is None else Drafter(network, self._walker, context.drafter)
@@ -319,18 +326,20 @@ class Session:
                 with closing(events):
                     for event in events:
                         written += event.tokens
-                        yield self._told(event, reply, drafted=drafter is not None)
+                        yield self._told(event, reply, speculative=request.speculative)
                         self._check_thread()
                         self._spare_memory(len(ids) + len(written), len(event.tokens))
             finally:
                 if written:
                     context.note([*ids, *written[:-1]])
 
-    def _told(self, event: Event, reply: Reply, *, drafted: bool) -> Event:
+    def _told(self, event: Event, reply: Reply, *, speculative: bool) -> Event:
         """An event with the texts of its tokens."""
         text, thought = reply.finish() if isinstance(event, Finished) else reply.drain()
         event = replace(event, text=text, reasoning=thought)
-        return replace(event, fallbacks=self.fallbacks) if drafted and isinstance(event, Prefilled) else event
+        if speculative and self.drafter is not None and isinstance(event, Prefilled):
+            return replace(event, fallbacks=self.fallbacks)
+        return event
 
     # --- earlier prompts --------------------------------------------------------------------------
 
@@ -391,8 +400,10 @@ class Session:
 
     def _policy(self, block_size: int | None, *, speculative: bool) -> Policy:
         if self.drafter is None or not speculative:
-            return Fixed(1)
-        return self._adaptive if block_size is None else Fixed(block_size)
+            return PLAIN
+        if block_size is not None:
+            return Fixed(block_size)
+        return self._adaptive if self.costs.can_pay else PLAIN
 
     @cached_property
     def _adaptive(self) -> Adaptive:

@@ -12,3 +12,4 @@ def test_every_size_is_timed_and_slow_ones_less_often() -> None:
         asked.append(rows)
         sweep.observe(rows, 0, seconds[rows], 8)
     assert [asked.count(rows) for rows in (1, 2, 3)] == [CYCLES, 3, 2]
+    assert asked[-1] == 1, "a plain step before a block would look cheap"

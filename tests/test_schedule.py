@@ -138,6 +138,29 @@ def test_a_hiccup_is_no_news() -> None:
     assert costs.seconds(2, 0) < 1.15
 
 
+def test_the_last_plain_step_before_a_block_is_no_news() -> None:
+    """It starts no pass ahead, so it may look much cheaper than the others; blocks must not look dear."""
+    policies = [Adaptive(Machine((1.0, 1.2), scatter=0.0).measured()) for _ in range(2)]
+    sizes: list[list[int]] = [[], []]
+    for short, policy in enumerate(policies):
+        rows = policy.rows(2, 0)
+        for _ in range(400):
+            following = policy.rows(2, 0) if rows == 1 else 0  # asked ahead, as the loop does
+            seconds = 0.2 if short and rows == 1 and following == 2 else (1.0, 1.2)[rows - 1]
+            policy.observe(rows, 0, seconds, 0)
+            sizes[short].append(rows)
+            rows = following or policy.rows(2, 0)
+    assert sizes[0] == sizes[1]
+    assert 5 < sizes[0].count(2) < 40, "it must probe now and then"
+
+
+def test_whether_a_block_can_ever_pay() -> None:
+    assert not Costs((0,), ((1.0, 2.0, 3.0),), 0.1).can_pay
+    assert not Costs((0,), ((1.0,),), 0.1).can_pay
+    assert Costs((0,), ((1.0, 2.0, 2.5),), 0.1).can_pay
+    assert Costs((0, 99), ((1.0, 3.0), (1.0, 1.5)), 0.1).can_pay, "at some depth"
+
+
 def test_limits_and_fixed_blocks() -> None:
     adaptive = Adaptive(Machine(CURVES["M3 Max, tile"]).measured())
     for _ in range(50):

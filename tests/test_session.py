@@ -26,10 +26,13 @@ from dflash_mlx import (
     Session,
     UsageError,
     WrongThreadError,
+    calibrate,
     load,
 )
 from dflash_mlx.decode import Take
+from dflash_mlx.drafter import DrafterModel
 from dflash_mlx.pairs import EMBEDDED, Pair, Shape
+from dflash_mlx.schedule import Costs
 from dflash_mlx.target.attach import Mixin, attach
 
 PARAMS = SamplingParams(max_tokens=48)
@@ -167,6 +170,24 @@ def test_a_template_that_raises_fails_this_request_only(
 def test_a_block_the_drafter_was_not_trained_for_is_refused(pair: Session, block_size: int) -> None:
     with pytest.raises(UsageError, match=f"block_size is {block_size}: .* between 1 and 5"):
         pair.stream("x", block_size=block_size)
+
+
+def test_where_no_block_can_pay_decoding_is_plain_and_says_so(
+    held_out: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even the drafter's context is kept; a block size that is asked for is still honoured."""
+    dear = Costs((8,), ((0.01, 0.03, 0.04, 0.05, 0.06),), 0.01)
+    monkeypatch.setattr(calibrate, "costs", lambda *_: dear)
+    session = load(EMBEDDED.target)
+    with monkeypatch.context() as patch:
+        patch.setattr(DrafterModel, "extend", None)
+        plain = session.generate(held_out[0], PARAMS)
+    assert all(cycle.drafted == 0 for cycle in plain.cycles)
+    assert "decoding plainly: a pass of 5 rows costs 6.0 plain steps here" in plain.fallbacks[-1]
+    whole = session.generate(held_out[0], PARAMS, block_size=5)
+    assert any(cycle.accepted for cycle in whole.cycles)
+    assert whole.tokens == plain.tokens
+    session.close()
 
 
 def test_the_reply_ends_where_the_context_ends(pair: Session, monkeypatch: pytest.MonkeyPatch) -> None:

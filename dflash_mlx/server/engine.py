@@ -193,7 +193,7 @@ class Engine:
         if self._max_context is not None:
             session.limit_context(self._max_context)
         self.status = Status("loading", progress=("measuring", 0, 0))
-        found = measure.facts(session, self._model)
+        found = measure.facts(session)
         self._texts = TokenTexts(session.tokenizer)
         self.memory = measure.memory()
         self._session = session

@@ -12,6 +12,7 @@ class Facts:
 
     Attributes:
         syntax: how the model calls tools; None: it cannot, or not in a way that is known here.
+        plain_tokens_per_second: of a plain step after a short context; None without a drafter.
     """
 
     block_size: int

@@ -135,7 +135,7 @@ def live_line(state: ChatState, reply: Reply, now: float, *, numbers: bool) -> C
         parts += ["  ", (f"{figures.speed(speed)} tok/s", STRONG), f" {line}"]
         if reply.accepted is not None:
             parts.append(f"  accept {reply.accepted:.1f}{_of_block(state.engine, '/')}")
-        parts.append(_times_plain(state, speed))
+            parts.append(_times_plain(state, speed))
     return Content.assemble(*parts)
 
 
