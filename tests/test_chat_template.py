@@ -1,14 +1,12 @@
 """Messages become the prompt that the model's own template makes of them, at the reasoning asked for."""
 
 import json
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from byte_tokenizer import wrapper
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
 
 from dflash_mlx import UsageError
 from dflash_mlx.chat_template import CHANNELS, LEVELS, knows_tools, levels, render
@@ -60,29 +58,6 @@ PROSE = (
     "Work at a low or high level: enable_thinking, reasoning_effort.{# reasoning_effort 'low' #}\n" + TURNS
 )
 ITS_OWN = "{% for m in messages %}{% set thinking = m.role %}{{ thinking }}: {{ m.content }}{% endfor %}"
-
-
-def wrapper(
-    template: str | dict[str, str] | None,
-    *,
-    markers: Sequence[str] = ("<think>", "</think>"),
-    function: Callable[..., str] | None = None,
-) -> TokenizerWrapper:
-    """mlx-lm's wrapper around a tokenizer of bytes and, as one token each, an end and thinking markers.
-
-    The end is also what it puts before any text that is no chat.
-    """
-    vocabulary = {char: i for i, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<end>"])
-    tokenizer.add_tokens(list(markers))
-    end = tokenizer.token_to_id("<end>")
-    tokenizer.post_processor = processors.TemplateProcessing("<end> $A", None, [("<end>", end)])
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
-    fast.chat_template = template
-    return TokenizerWrapper(fast, chat_template=function)
 
 
 def text(tokenizer: TokenizerWrapper, reasoning: str | None = None, messages: Any = MESSAGES) -> str:

@@ -9,13 +9,15 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
+from byte_tokenizer import wrapper
 from tiny import tiny_model
 from train_tiny import make_samples, make_target
 
 from dflash_mlx.errors import UsageError
 from dflash_mlx.target.target import Target
+from dflash_mlx.train.generate import opening_of
 from dflash_mlx.train.prompts import TEXTS, free_form_prompts, own_prompts, read_prompts
-from dflash_mlx.train.respond import Responder, Sampling, batch_prompts
+from dflash_mlx.train.respond import TURN_TOKENS, Opening, Responder, Sampling, batch_prompts
 from dflash_mlx.train.shards import load_samples, save_samples, widen
 
 
@@ -78,6 +80,41 @@ def test_some_rows_are_drawn_from_the_targets_distribution() -> None:
     counts = np.bincount(tokens[1000:], minlength=64)
     chi_squared = ((counts - 3000 * wanted) ** 2 / (3000 * wanted)).sum()
     assert chi_squared < 120  # 63 degrees of freedom: one in 10 000 would exceed 110
+
+
+def test_the_target_asks_and_answers_as_it_would_have_read_it() -> None:
+    """What a row is fed is its conversation and nothing else; one whose turn never ends is left out."""
+    target = make_target()
+    opening = Opening(before=(5, 9, 11), after=(3, 7, 8))
+    sampling = Sampling(max_tokens=12, rows=40, greedy_share=1.0)
+    with Responder(target, [0, 2], frozenset([0])) as responder:
+        samples = responder.converse(opening, sampling, seed=1)
+    assert 5 < len(samples) < 40, "some turns must end, and some not"
+    assert len({sample.prompt for sample in samples}) > 5
+    ended = []
+    for sample in samples:
+        tokens = sample.tokens.tolist()
+        turn = tokens[3 : sample.prompt - 3]
+        assert tokens[:3] == [5, 9, 11]
+        assert tokens[sample.prompt - 3 : sample.prompt] == [3, 7, 8]
+        assert 3 not in turn
+        assert len(turn) < TURN_TOKENS
+        ended.append(sample.written == 12 or tokens[-1] == 0)
+        logits = target.model(mx.array([tokens]))[0]
+        choices = np.array(mx.argmax(logits, axis=-1))
+        np.testing.assert_array_equal(tokens[sample.prompt :], choices[sample.prompt - 1 : -1])
+        np.testing.assert_allclose(target.head(widen(sample.final)), logits[:-1], atol=3e-2, rtol=2e-2)
+    assert np.mean(ended) > 0.8  # the last few rows are left
+
+
+def test_an_opening_is_what_any_two_conversations_share() -> None:
+    tokenizer = wrapper("<|user|>{{ messages[0].content }}<|assistant|>:")
+    opening = opening_of(tokenizer)
+    assert opening is not None
+    assert tokenizer.decode(list(opening.before)) == "<|user|>"
+    assert tokenizer.decode(list(opening.after)) == "<|assistant|>:"
+    assert opening_of(wrapper("{{ messages[0].content }}")) is None
+    assert opening_of(wrapper(None)) is None
 
 
 def test_batches_have_one_length_and_lose_no_prompt() -> None:

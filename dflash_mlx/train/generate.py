@@ -1,9 +1,14 @@
-"""The first stage: the target answers prompts, and every batch of answers becomes a file."""
+"""The first stage: the target answers prompts, and every batch of answers becomes a file.
+
+Our own prompts are of as many kinds as there are templates, and a drafter learns these by heart. So where the
+target can write the user's turn too, half of the responses are from conversations that it makes up.
+"""
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +19,18 @@ from dflash_mlx.errors import UsageError
 from dflash_mlx.target.target import Target
 from dflash_mlx.train.job import Job, Workplace, writing
 from dflash_mlx.train.prompts import Prompt, own_prompts, read_prompts
-from dflash_mlx.train.respond import GREEDY, Responder, Sampling, batch_prompts
-from dflash_mlx.train.shards import load_samples, save_samples
+from dflash_mlx.train.respond import GREEDY, Opening, Responder, Sampling, batch_prompts
+from dflash_mlx.train.shards import Sample, load_samples, save_samples
 
 Say = Callable[[str], None]
+Make = Callable[[int], list[Sample]]
+"""(number of a batch) -> its samples; none: there are no more."""
 
 HELD_OUT_SHARE = 50  # held-out tokens are one in so many, within these bounds
 HELD_OUT_TOKENS = (1000, 16_000)
 TOKENS_PER_PROMPT = 40  # an own prompt yields more, and so most batches are full
+CONVERSED_SHARE = 0.5  # of the tokens to train on
+CONVERSANT = 0.25  # a target that gets to its reply in fewer conversations cannot make them up
 
 
 def prompts_of(job: Job) -> list[Prompt]:
@@ -51,6 +60,21 @@ def encode(tokenizer: Any, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
     return [render(tokenizer, prompt.messages).ids for prompt in prompts]
 
 
+def opening_of(tokenizer: Any) -> Opening | None:
+    """What is around the user's turn: the tokens that any two conversations have in common."""
+    if not tokenizer.has_chat_template:
+        return None
+    one, other = encode(tokenizer, [Prompt((turn,), turn) for turn in ("apple", "Seven")])
+    before, after = _common(one, other), _common(one[::-1], other[::-1])[::-1]
+    return Opening(before, after) if before and after else None
+
+
+def _common(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    """What both begin with."""
+    pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    return tuple(a for a, _ in pairs)
+
+
 def generate(job: Job, place: Workplace, target: Target, tokenizer: Any, layers: list[int], say: Say) -> None:
     """Write shards until there are tokens enough; those that exist already count.
 
@@ -61,34 +85,49 @@ def generate(job: Job, place: Workplace, target: Target, tokenizer: Any, layers:
     low, high = HELD_OUT_TOKENS
     enough = max(low, min(job.tokens // HELD_OUT_SHARE, high))
     stop_ids = frozenset(int(token) for token in tokenizer.eos_token_ids)
+    opening = opening_of(tokenizer) if job.prompts is None else None
     with Responder(target, layers, stop_ids) as responder:
-        for name, chosen, sampling, tokens in (
-            ("held_out", held_out, GREEDY, enough),
-            ("train", train, Sampling(), job.tokens),
-        ):
-            _respond(name, encode(tokenizer, chosen), sampling, tokens, place, responder, say)
+
+        def answer(name: str, prompts: Sequence[Prompt], sampling: Sampling, tokens: int) -> None:
+            encoded = encode(tokenizer, prompts)
+            batches = _spread(batch_prompts(encoded, sampling.rows))
+
+            def make(number: int) -> list[Sample]:
+                return responder.respond([encoded[i] for i in batches[number]], sampling, seed=number)
+
+            _record(name, range(len(batches)), make, tokens, place, say)
+
+        answer("held_out", held_out, GREEDY, enough)
+        if opening is not None:
+            _converse(opening, responder, int(job.tokens * CONVERSED_SHARE), place, say)
+        answer("train", train, Sampling(), job.tokens)
 
 
-def _respond(
-    name: str,
-    prompts: list[tuple[int, ...]],
-    sampling: Sampling,
-    tokens: int,
-    place: Workplace,
-    responder: Responder,
-    say: Say,
-) -> None:
-    """One set: batch by batch until there are `tokens`, or no more prompts."""
+def _converse(opening: Opening, responder: Responder, tokens: int, place: Workplace, say: Say) -> None:
+    """Conversations that the target makes up, if it can."""
+    sampling = Sampling()
+
+    def make(number: int) -> list[Sample]:
+        samples = responder.converse(opening, sampling, seed=number)
+        return samples if len(samples) >= CONVERSANT * sampling.rows else []
+
+    _record("train-conversed", itertools.count(), make, tokens, place, say)
+
+
+def _record(name: str, numbers: Iterable[int], make: Make, tokens: int, place: Workplace, say: Say) -> None:
+    """One set: batch by batch until there are `tokens`, or no more batches."""
     existing = {file.name: file for file in place.shards(name)}
     written = sum(sample.written for sample in load_samples(existing.values()))
     begun, before = time.monotonic(), written
-    for number, batch in enumerate(_spread(batch_prompts(prompts, sampling.rows))):
+    for number in numbers:
         if written >= tokens:
             return
         file = place.responses / f"{name}-{number:04d}.safetensors"
         if file.name in existing:
             continue
-        samples = responder.respond([prompts[i] for i in batch], sampling, seed=number)
+        samples = make(number)
+        if not samples:
+            break
         with writing(file):
             save_samples(samples, file)
         written += sum(sample.written for sample in samples)
@@ -96,7 +135,7 @@ def _respond(
         left = max(tokens - written, 0) / pace / 60
         say(f"generate: {name} {written:,} of {tokens:,} tokens, {pace:.0f} tokens/s, {left:.0f} min left")
     if written < tokens:
-        say(f"generate: {name} has {written:,} of {tokens:,} tokens: there are no more prompts")
+        say(f"generate: {name} has {written:,} of {tokens:,} tokens: there are no more")
 
 
 def _spread(batches: list[list[int]]) -> list[list[int]]:

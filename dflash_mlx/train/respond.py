@@ -3,6 +3,9 @@
 Keeping the taps of the decode pass costs nothing, needs no second pass over the text, and gives the drafter
 in training the numbers that it will get at work.
 
+A chat target can write the user's turn too, if it is let begin where that would stand (Magpie, Xu et al.,
+2024): what it asks is far more varied than any set of templates.
+
 This file knows token ids and hidden states, and nothing about text or drafters.
 """
 
@@ -25,6 +28,9 @@ from dflash_mlx.train.shards import Sample, narrow
 
 LEAVE_AT = 0.1  # a batch is left when so few of its rows are unfinished: they would run almost alone
 SHRINK_AT = 0.75  # finished rows leave the caches when so few go on
+TURN_TOKENS = 64  # of a user's turn that the target writes; longer ones are given up
+TURN_TEMPERATURE = 0.9
+UNKNOWN = np.iinfo(np.int32).max
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,14 @@ class Sampling:
     rows: int = 64
     greedy_share: float = 0.6
     temperature: float = 0.7
+
+
+@dataclass(frozen=True)
+class Opening:
+    """The token ids around the user's turn of a conversation, which the target is to write itself."""
+
+    before: tuple[int, ...]
+    after: tuple[int, ...]
 
 
 GREEDY = Sampling(rows=16, greedy_share=1.0, temperature=0.0)
@@ -90,22 +104,34 @@ class Responder:
 
     def respond(self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int) -> list[Sample]:
         """Let the target answer prompts of one length, as one batch."""
-        count = len(prompts)
+        begins = np.full(len(prompts), len(prompts[0]))
+        batch = _Batch(np.array(prompts, dtype=np.int32), self._target.make_cache(), begins)
+        return self._decode(batch, sampling, seed)
+
+    def converse(self, opening: Opening, sampling: Sampling, seed: int) -> list[Sample]:
+        """Let the target ask and answer, in `sampling.rows` conversations; those that get to an answer."""
+        prompts = np.tile(np.array(opening.before, dtype=np.int32), (sampling.rows, 1))
+        begins = np.full(sampling.rows, UNKNOWN)
+        return self._decode(_Batch(prompts, self._target.make_cache(), begins, opening.after), sampling, seed)
+
+    def _decode(self, batch: _Batch, sampling: Sampling, seed: int) -> list[Sample]:
+        count = len(batch.prompts)
         rng = np.random.default_rng(seed)
-        batch = _Batch(np.array(prompts, dtype=np.int32), self._target.make_cache())
-        greedy = np.arange(count) < round(count * sampling.greedy_share)
+        temperatures = np.where(
+            np.arange(count) < round(count * sampling.greedy_share), 0, sampling.temperature
+        )
         fed = mx.array(batch.prompts)  # [B, P], then [B, 1]
         if fed.shape[1] > 1:
             # Apart from the last token, whose logits alone are wanted: here the head is never computed.
             self._pass(fed[:, :-1], batch)
             fed = fed[:, -1:]
-        while batch.written < sampling.max_tokens and batch.running.sum() > LEAVE_AT * count:
+        while batch.running.sum() > LEAVE_AT * count:
             if batch.running[batch.rows].mean() <= SHRINK_AT:
                 fed = batch.shrink(fed)
             logits = self._pass(fed, batch)[:, -1].astype(mx.float32)  # [B, V]
-            chosen = _choose(logits, greedy[batch.rows], sampling.temperature, rng)
-            batch.take(np.array(chosen), self._stop_ids)
-            fed = chosen[:, None]
+            warmth = np.where(batch.begins == UNKNOWN, TURN_TEMPERATURE, temperatures)[batch.rows]
+            batch.take(np.array(_choose(logits, warmth, rng)), self._stop_ids, sampling.max_tokens)
+            fed = mx.array(batch.tokens[batch.rows, -1:])
         return batch.samples(self._width)
 
     def _pass(self, fed: mx.array, batch: _Batch) -> mx.array:
@@ -121,11 +147,15 @@ class Responder:
 class _Batch:
     """Rows at work. Arrays are by original row, but for `rows`, which says which of them the caches hold.
 
-    `states` are periods between two shrinkings: the rows of one, and its hidden states [rows, L, width].
+    `begins` is where a row's response begins, UNKNOWN while it still writes the user's turn; `after` are the
+    tokens that are put after such a turn. `states` are periods between two shrinkings: the rows of one, and
+    its hidden states [rows, L, width].
     """
 
     prompts: np.ndarray
     caches: list[Cache]
+    begins: np.ndarray
+    after: tuple[int, ...] = ()
     states: list[tuple[np.ndarray, list[mx.array]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -135,17 +165,25 @@ class _Batch:
         self.lengths = np.full(len(self.prompts), self.prompts.shape[1])
         self.states.append((self.rows, []))
 
-    @property
-    def written(self) -> int:
-        return self.tokens.shape[1] - self.prompts.shape[1]
-
-    def take(self, chosen: np.ndarray, stop_ids: list[int]) -> None:
+    def take(self, chosen: np.ndarray, stop_ids: list[int], max_tokens: int) -> None:
         """One step's tokens [rows]."""
-        column = np.zeros((len(self.prompts), 1), dtype=np.int32)
-        column[self.rows, 0] = chosen
-        self.tokens = np.concatenate([self.tokens, column], axis=1)
+        column = np.zeros(len(self.prompts), dtype=np.int32)
+        column[self.rows] = chosen
+        if self.after:
+            self._take_turns(column)
+        self.tokens = np.concatenate([self.tokens, column[:, None]], axis=1)
         self.lengths[self.running] += 1
-        self.running[self.rows] &= ~np.isin(chosen, stop_ids)
+        written = self.lengths - self.begins  # below 0 in the user's turn
+        ended = (written > 0) & (np.isin(column, stop_ids) | (written >= max_tokens))
+        rambling = (self.begins == UNKNOWN) & (self.lengths >= self.prompts.shape[1] + TURN_TOKENS)
+        self.running &= ~(ended | rambling)
+
+    def _take_turns(self, column: np.ndarray) -> None:
+        """End the user's turn where its end was chosen, and put the rest of `after` behind it."""
+        ends = self.running & (self.begins == UNKNOWN) & (column == self.after[0])
+        self.begins[ends] = self.lengths[ends] + len(self.after)
+        given = self.running & (self.begins != UNKNOWN) & (self.begins > self.lengths)
+        column[given] = np.array(self.after)[len(self.after) - (self.begins - self.lengths)[given]]
 
     def shrink(self, fed: mx.array) -> mx.array:
         """Drop finished rows from the caches and from what is fed next."""
@@ -158,27 +196,30 @@ class _Batch:
         return fed[keep]
 
     def samples(self, width: int) -> list[Sample]:
-        """All rows; the last `width` columns of the hidden states are the final ones."""
+        """Rows with a response; the last `width` columns of the hidden states are the final ones."""
         periods = [(rows, narrow(mx.concatenate(parts, axis=1))) for rows, parts in self.states if parts]
         samples = []
-        for row, length in enumerate(self.lengths):
+        for row in np.flatnonzero(self.lengths > self.begins):
+            length = self.lengths[row]
             pieces = [states[rows == row][0] for rows, states in periods if row in rows]
             states = np.concatenate(pieces)[: length - 1]
             tokens = self.tokens[row, :length].astype(np.int32)
-            samples.append(Sample(tokens, states[:, :-width], states[:, -width:], self.prompts.shape[1]))
+            samples.append(Sample(tokens, states[:, :-width], states[:, -width:], int(self.begins[row])))
         return samples
 
 
-def _choose(logits: mx.array, greedy: np.ndarray, temperature: float, rng: np.random.Generator) -> mx.array:
-    """Next tokens [B] from logits [B, V]: the best where `greedy`, else a draw.
+def _choose(logits: mx.array, temperatures: np.ndarray, rng: np.random.Generator) -> mx.array:
+    """Next tokens [B] from logits [B, V]: the best where the temperature is 0, else a draw.
 
     A draw needs one random number a row, not one for every token of the vocabulary.
     """
     best = mx.argmax(logits, axis=-1)
-    if greedy.all():
+    warm = np.flatnonzero(temperatures)
+    if not len(warm):
         return best
-    drawn = mx.array(np.flatnonzero(~greedy).astype(np.int32))
-    sums = mx.cumsum(mx.softmax(logits[drawn] / temperature, axis=-1), axis=-1)
-    threshold = mx.array(rng.random((len(drawn), 1), dtype=np.float32)) * sums[:, -1:]
+    drawn = mx.array(warm.astype(np.int32))
+    scaled = logits[drawn] / mx.array(temperatures[warm, None].astype(np.float32))
+    sums = mx.cumsum(mx.softmax(scaled, axis=-1), axis=-1)
+    threshold = mx.array(rng.random((len(warm), 1), dtype=np.float32)) * sums[:, -1:]
     best[drawn] = mx.minimum((sums <= threshold).sum(axis=-1), logits.shape[-1] - 1).astype(best.dtype)
     return best

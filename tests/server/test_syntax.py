@@ -3,9 +3,10 @@
 from typing import Any
 
 import pytest
+from byte_tokenizer import wrapper
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.tool_parsers import glm47
-from test_chat_template import LISTING, SWITCH, wrapper
+from test_chat_template import LISTING, SWITCH
 
 from dflash_mlx.server.measure import syntax_of
 from dflash_mlx.server.syntax import HARMONY, Syntax
