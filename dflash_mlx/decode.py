@@ -36,7 +36,7 @@ class Proposer(Protocol):
 
     @property
     def arrays(self) -> list[mx.array]:
-        """What `extend` leaves to evaluate."""
+        """What `extend` and `propose` leave to evaluate."""
 
     def extend(self, taps: mx.array) -> None:
         """Take in the taps of committed rows."""
@@ -49,8 +49,9 @@ class Proposer(Protocol):
         head: Head,
         temperature: float,
         noise: mx.array | None,
+        taps: mx.array | None,
     ) -> Draft:
-        """Draft `block_size - 1` tokens after the anchor."""
+        """Take in the taps of committed rows, if any, and draft `block_size - 1` tokens after the anchor."""
 
 
 def everything(tokens: Sequence[int]) -> tuple[int, bool]:
@@ -318,7 +319,6 @@ class _Reply:
 
     def _draft(self, rows: int) -> _Drafted:
         assert self.drafter is not None
-        self._extend()
         noise = self.sampler.noise(rows)
         draft = self.drafter.propose(
             self.anchor,
@@ -327,6 +327,7 @@ class _Reply:
             self.target.draft_head,
             self.sampler.temperature,
             None if noise is None else noise[:-1],
+            self._waiting_taps(),
         )
         mx.async_eval(draft.tokens, *self.drafter.arrays)
         return _Drafted(rows, draft, noise)
@@ -350,16 +351,16 @@ class _Reply:
 
     def _feed(self) -> None:
         """Let the drafter take in what waits for it, although it is not about to draft."""
-        if self._extend():
+        taps = self._waiting_taps()
+        if self.drafter is not None and taps is not None:
+            self.drafter.extend(taps)
             # Else cycles without a draft would pile up a graph that holds their taps.
-            mx.async_eval(*self.drafter.arrays)  # type: ignore[union-attr]  # it took something in
+            mx.async_eval(*self.drafter.arrays)
 
-    def _extend(self) -> bool:
+    def _waiting_taps(self) -> mx.array | None:
+        """Hand over what waits for the drafter, `[1, n, taps * H]`."""
         taps, self.waiting = self.waiting, []
-        if self.drafter is None or not taps:
-            return False
-        self.drafter.extend(taps[0] if len(taps) == 1 else mx.concatenate(taps, axis=1))
-        return True
+        return mx.concatenate(taps, axis=1) if len(taps) > 1 else taps[0] if taps else None
 
 
 def _release_buffers(count: int, committed: int) -> None:

@@ -242,7 +242,9 @@ class Scripted:
     def extend(self, taps: mx.array) -> None:
         self.rows += taps.shape[1]
 
-    def propose(self, anchor: int, block_size: int, *_: Any) -> Draft:
+    def propose(self, anchor: int, block_size: int, *others: Any) -> Draft:
+        if others[-1] is not None:
+            self.extend(others[-1])
         assert self.reply[self.rows] == anchor, "the drafter's context is not the committed text"
         right = [*self.reply[self.rows + 1 :], *[0] * block_size][: block_size - 1]
         return Draft(mx.array([self.script(i, t) for i, t in enumerate(right)]), mx.array(True))

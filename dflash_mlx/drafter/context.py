@@ -75,12 +75,14 @@ class LayerContext:
         copy.state = tree_map(lambda held: mx.array(held) if isinstance(held, mx.array) else held, self.state)
         return copy
 
-    def with_block(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Context followed by these block rows, which the context does not keep."""
+    def with_block(self, keys: mx.array, values: mx.array, committed: int) -> tuple[mx.array, mx.array]:
+        """Context followed by these rows, of which it keeps the first `committed`; the others are a block."""
         self._write(keys, values)
         assert self.keys is not None
         assert self.values is not None
         end = self.end + keys.shape[2]
+        self.end += committed
+        self._see()
         return self.keys[:, :, self.start : end], self.values[:, :, self.start : end]
 
     def _see(self) -> None:

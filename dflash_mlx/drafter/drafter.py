@@ -40,7 +40,7 @@ class Drafter:
 
     @property
     def arrays(self) -> list[mx.array]:
-        """What `extend` leaves to evaluate."""
+        """What `extend` and `propose` leave to evaluate."""
         return self.context.arrays
 
     def propose(
@@ -51,6 +51,7 @@ class Drafter:
         head: Head,
         temperature: float = 0.0,
         noise: mx.array | None = None,
+        taps: mx.array | None = None,
     ) -> Draft:
         """Draft `block_size - 1` tokens after the anchor, the last committed token.
 
@@ -61,11 +62,13 @@ class Drafter:
             head: hidden states `[1, L, H]` -> logits `[1, L, V]`, or of the model's `head_ids` alone.
             temperature: of the target's own choice; the draft is greedy without noise.
             noise: what the target will add to its scores at these positions, `[block_size - 1, V]`.
+            taps: of rows committed since `extend`, which are taken in on the way; None: there are none.
         """
         config = self.config
         block = mx.array([[anchor] + [config.mask_token_id] * (block_size - 1)])
-        x = embed(block) * config.input_embedding_scale
-        hidden = self.model.hidden_states(x.astype(self.model.dtype), self.context)[:, 1:]  # [1, L, H]
+        x = (embed(block) * config.input_embedding_scale).astype(self.model.dtype)
+        taps = None if taps is None else taps.astype(self.model.dtype)
+        hidden = self.model.hidden_states(x, self.context, taps)[:, 1:]  # [1, L, H]
         logits = self.model.logits(hidden, head)[0]  # [L, V]
         ids = self.model.head_ids
         if ids is not None and noise is not None:

@@ -153,18 +153,26 @@ class DrafterModel(nn.Module):
             cache.append(*layer.self_attn.keys_values(rows[:, unseen:], context.position + unseen), unseen)
         context.position += rows.shape[1]
 
-    def hidden_states(self, x: mx.array, context: DrafterContext) -> mx.array:
-        """Embedded block rows `[1, L, H]` -> final hidden states `[1, L, H]`."""
+    def hidden_states(self, x: mx.array, context: DrafterContext, taps: mx.array | None = None) -> mx.array:
+        """Embedded block rows `[1, L, H]` -> final hidden states `[1, L, H]`.
+
+        Rows committed since the last `extend` may come along as their taps `[1, n, taps * H]`: they go
+        through the same projections as the block's, so each layer makes the keys and values of both at once.
+        """
+        rows = None if taps is None else self.inject(taps)  # [1, n, H]
+        new = 0 if rows is None else rows.shape[1]
         caches = iter(context.layers)
 
         def attend(attention: DrafterAttention, y: mx.array) -> mx.array:
             cache = next(caches)
+            both = y if rows is None else mx.concatenate([rows, y], axis=1)  # [1, n + L, H]
+            keys, values = cache.with_block(*attention.keys_values(both, context.position), new)
             mask = block_mask(attention, cache, y.shape[1])
-            keys, values = cache.with_block(*attention.keys_values(y, context.position))
-            return attention.output(attention.queries(y, context.position), keys, values, mask)
+            return attention.output(attention.queries(y, context.position + new), keys, values, mask)
 
         for layer in self.layers:
             x = layer(x, attend)
+        context.position += new
         normed: mx.array = self.norm(x)
         return normed
 

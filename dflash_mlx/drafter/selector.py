@@ -69,7 +69,7 @@ class CandidateSelector(nn.Module):
         """The walk in MLX's own ops; `candidates`, `unary` and `noise` are `[L, C]`.
 
         The best successor of *every* candidate is found at once, so that the walk itself only follows
-        pointers: a handful of small gathers where scoring slot by slot would launch eight ops a slot.
+        pointers: one small gather a slot where scoring slot by slot would launch eight ops.
         """
         first = mx.full((1, self.top_k), anchor, dtype=candidates.dtype)
         predecessors = mx.concatenate([first, candidates[:-1]])  # [L, C]
@@ -77,12 +77,13 @@ class CandidateSelector(nn.Module):
         if noise is not None:
             scores = scores / temperature + noise[:, None]
         best = mx.argmax(scores, axis=-1)  # [L, C]: the best successor of each predecessor
-        at = mx.zeros((1,), dtype=best.dtype)
-        path = []
-        for slot in range(candidates.shape[0]):
-            at = mx.take(best[slot], at)
-            path.append(mx.take(candidates[slot], at))
-        return mx.concatenate(path)
+        slots = mx.arange(0, candidates.size, self.top_k, dtype=best.dtype)[:, None]  # where each begins
+        pointers = (best + slots).flatten()  # [L * C]: places in the flattened candidates
+        path = [pointers[:1]]  # every predecessor of the first slot is the anchor
+        later = pointers[self.top_k :]
+        for _ in range(1, candidates.shape[0]):
+            path.append(mx.take(later, path[-1]))
+        return mx.take(candidates.flatten(), mx.concatenate(path))
 
     def edges(self, hidden: mx.array, predecessors: mx.array, successors: mx.array) -> mx.array:
         """Edge scores `[L, P, S]` in float32 of every successor `[L, S]` after every predecessor `[L, P]`."""

@@ -48,7 +48,7 @@ def test_drafts_do_not_depend_on_how_the_context_arrived(split: str, layers: str
     """Bit for bit, and whether or not blocks were drafted in between."""
     ours = config(**WINDOWED[layers])
     model, ends, taps = network(ours), Ends(ours), random_taps(ours, ROWS)
-    at_once, in_parts, with_drafts = Drafter(model), Drafter(model), Drafter(model)
+    at_once, in_parts, with_drafts, along = (Drafter(model) for _ in range(4))
     at_once.extend(taps)
     start = 0
     for rows in SPLITS[split]:
@@ -56,10 +56,11 @@ def test_drafts_do_not_depend_on_how_the_context_arrived(split: str, layers: str
         in_parts.extend(part)
         with_drafts.extend(part)
         mx.eval(with_drafts.propose(start, 2 + start % 5, ends.embed, ends.lm_head).tokens)
+        mx.eval(along.propose(start, 2 + start % 5, ends.embed, ends.lm_head, taps=part).tokens)
         start += rows
     assert start == ROWS
     expected = propose(at_once, ends, 5, 6)
-    for drafter in (in_parts, with_drafts):
+    for drafter in (in_parts, with_drafts, along):
         seen = propose(drafter, ends, 5, 6)
         assert_same(seen.hidden, expected.hidden)
         assert seen.tokens == expected.tokens
