@@ -10,12 +10,15 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from byte_tokenizer import wrapper
+from mlx_lm.models import qwen3_5
 from tiny import tiny_model
-from train_tiny import make_samples, make_target
+from train_tiny import TARGET, make_samples, make_target
 
 from dflash_mlx.errors import UsageError
 from dflash_mlx.target.target import Target
+from dflash_mlx.train import generate
 from dflash_mlx.train.generate import opening_of
+from dflash_mlx.train.job import Job, Workplace
 from dflash_mlx.train.prompts import TEXTS, free_form_prompts, own_prompts, read_prompts
 from dflash_mlx.train.respond import TURN_TOKENS, Opening, Responder, Sampling, batch_prompts
 from dflash_mlx.train.shards import load_samples, save_samples, widen
@@ -115,6 +118,28 @@ def test_an_opening_is_what_any_two_conversations_share() -> None:
     assert tokenizer.decode(list(opening.after)) == "<|assistant|>:"
     assert opening_of(wrapper("{{ messages[0].content }}")) is None
     assert opening_of(wrapper(None)) is None
+
+
+@pytest.mark.parametrize("able", [True, False])
+def test_half_of_the_tokens_are_from_conversations_if_the_target_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, able: bool
+) -> None:
+    """A random target ends its turn about once in 300 tokens, so in few of its conversations."""
+    if able:
+        monkeypatch.setattr(generate, "CONVERSANT", 0.01)
+    mx.random.seed(0)
+    target = Target(qwen3_5.Model(qwen3_5.ModelArgs.from_dict({**TARGET, "vocab_size": 300})))
+    tokenizer = wrapper("<|user|>{{ messages[0].content }}<end>")
+    job, place, lines = Job("tiny", tokens=2000), Workplace(tmp_path), list[str]()
+    place.begin(job)
+    generate.generate(job, place, target, tokenizer, [0, 2], lines.append)
+    conversed = load_samples(place.shards(generate.CONVERSED))
+    written = sum(sample.written for sample in load_samples(place.shards("train")))
+    assert written >= 2000
+    assert sum(sample.written for sample in conversed) >= 1000 * able
+    if not able:
+        assert not conversed
+        assert f"generate: {generate.CONVERSED} has 0 of 1,000 tokens: there are no more" in lines
 
 
 def test_batches_have_one_length_and_lose_no_prompt() -> None:

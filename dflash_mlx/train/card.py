@@ -69,7 +69,7 @@ def render_card(
         responses=facts["train_responses"],
         tokens=facts["train_tokens"],
         greedy="60 % greedy, the others at temperature 0.7",
-        source="the trainer's own prompts" if job.prompts is None else f"prompts from {job.prompts}",
+        source=_source(job, facts),
         steps=last["step"],
         seen=last["tokens"],
         origin=ORIGIN if job.start is None else f"those of {job.start}",
@@ -80,6 +80,14 @@ def render_card(
         recall=_shares(walked.recall),
         rows="\n".join(rows),
     )
+
+
+def _source(job: Job, facts: Mapping[str, Any]) -> str:
+    if job.prompts is not None:
+        return f"prompts from {job.prompts}"
+    conversed = facts["conversed_tokens"]
+    questions = f", {conversed:,} of these tokens to questions that it wrote too" if conversed else ""
+    return f"the trainer's own prompts{questions}"
 
 
 def _shares(values: tuple[float, ...]) -> str:

@@ -29,6 +29,7 @@ Make = Callable[[int], list[Sample]]
 HELD_OUT_SHARE = 50  # held-out tokens are one in so many, within these bounds
 HELD_OUT_TOKENS = (1000, 16_000)
 TOKENS_PER_PROMPT = 40  # an own prompt yields more, and so most batches are full
+CONVERSED = "train-conversed"  # the set of conversations that the target makes up
 CONVERSED_SHARE = 0.5  # of the tokens to train on
 CONVERSANT = 0.25  # a target that gets to its reply in fewer conversations cannot make them up
 
@@ -111,7 +112,7 @@ def _converse(opening: Opening, responder: Responder, tokens: int, place: Workpl
         samples = responder.converse(opening, sampling, seed=number)
         return samples if len(samples) >= CONVERSANT * sampling.rows else []
 
-    _record("train-conversed", itertools.count(), make, tokens, place, say)
+    _record(CONVERSED, itertools.count(), make, tokens, place, say)
 
 
 def _record(name: str, numbers: Iterable[int], make: Make, tokens: int, place: Workplace, say: Say) -> None:

@@ -23,7 +23,7 @@ from dflash_mlx.train.check import EndToEnd, end_to_end
 from dflash_mlx.train.curves import draw_curves
 from dflash_mlx.train.evaluate import DraftReport, evaluate_drafter
 from dflash_mlx.train.fit import Fit, Point, fit_recipe, most_used, save_drafter
-from dflash_mlx.train.generate import Say, encode, generate, prompts_of, split
+from dflash_mlx.train.generate import CONVERSED, Say, encode, generate, prompts_of, split
 from dflash_mlx.train.initial import choose_mask, drafter_config, new_drafter
 from dflash_mlx.train.job import Job, Workplace, write_text, writing
 from dflash_mlx.train.prompts import free_form_prompts
@@ -101,7 +101,12 @@ class Training:
                     write_text(self.place.folder / "curves.svg", draw_curves(fit.points))
                     saved = time.monotonic()
         with writing(self.place.folder):
-            summary = {"train_responses": len(train), "train_tokens": sum(s.written for s in train)}
+            conversed = load_samples(self.place.shards(CONVERSED))
+            summary = {
+                "train_responses": len(train),
+                "train_tokens": sum(s.written for s in train),
+                "conversed_tokens": sum(s.written for s in conversed),
+            }
             write_text(self.place.fitted, json.dumps({**summary, "points": [asdict(p) for p in fit.points]}))
 
     def check(self) -> None:
