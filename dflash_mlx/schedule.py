@@ -163,7 +163,7 @@ class Adaptive:
     """
 
     START = 2.0
-    CAP = 8.0
+    CAP = 10.0
     INCOME = 0.01
     PROBE_AFTER = 12
     """Plain cycles before a draft is tried again."""

@@ -80,16 +80,18 @@ def test_within_3_percent_of_the_best_fixed_block_and_never_2_percent_under_plai
         assert min(speeds) > 0.97 / machine.curve[0], (p, min(speeds) * machine.curve[0])
 
 
-@pytest.mark.parametrize(("before", "after"), [(0.0, 0.9), (0.9, 0.0), (0.9, 0.3), (0.3, 0.9), (0.5, 0.8)])
+@pytest.mark.parametrize(
+    ("before", "after"), [(0.0, 0.9), (0.9, 0.0), (0.9, 0.1), (0.9, 0.3), (0.3, 0.9), (0.5, 0.8)]
+)
 def test_recovers_within_50_cycles_after_the_text_changed(before: float, after: float) -> None:
-    """From the 50th cycle on within 6 % of the best block for the new text, on average over the seeds."""
+    """From the 50th cycle on within 3 % of the best block for the new text, on average over the seeds."""
     for name, curve in CURVES.items():
         machine = Machine(curve)
         shares = []
         for seed in range(6):
             run = machine.run(Adaptive(machine.measured()), lambda c: before if c < 200 else after, 350, seed)
             shares.append(speed(run[250:]) / machine.best(after))
-        assert sum(shares) / len(shares) > 0.94, (name, shares)
+        assert sum(shares) / len(shares) > 0.97, (name, shares)
 
 
 def test_a_growing_context_changes_the_best_block() -> None:
