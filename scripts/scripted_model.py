@@ -137,7 +137,7 @@ def main(argv: list[str] | None = None) -> int:
     def ready() -> None:
         print(f"base URL: {url}\nmodel: {NAME}", flush=True)
 
-    engine = Engine(lambda progress: open_scripted(), NAME, on_ready=ready)
+    engine = Engine(lambda progress: open_scripted(), on_ready=ready)
     server = Server(make_app(Service(engine, NAME, None, url)), on_stop=lambda: engine.stop(0))
     engine.start()
     on_end_of_input(server.stop)

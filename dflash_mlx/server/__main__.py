@@ -117,7 +117,6 @@ def _serve(args: argparse.Namespace) -> NoReturn:
 
     engine = Engine(
         lambda progress: _load(args, progress),
-        model,
         max_queue=args.max_queue,
         max_context=args.max_context,
         on_ready=ready,

@@ -56,7 +56,6 @@ class Engine:
 
     Args:
         load: makes the session; told where to report what is under way, and how far it is in bytes.
-        model: the name under which what was measured of it is remembered.
         max_queue: requests that may wait; more are refused.
         max_context: tokens of a conversation at most; None: what the model was made for.
         on_ready, on_failed: called on the engine's thread, the latter with what ended it.
@@ -65,7 +64,6 @@ class Engine:
     def __init__(
         self,
         load: Load,
-        model: str,
         *,
         max_queue: int = 8,
         max_context: int | None = None,
@@ -76,7 +74,7 @@ class Engine:
         self.status = Status("loading", progress=("loading", 0, 0))
         self.memory = Memory()
         self.counts = Counts()
-        self._load, self._model, self._max_context = load, model, max_context
+        self._load, self._max_context = load, max_context
         self._on_ready, self._on_failed = on_ready, on_failed
         self._session: Session | None = None
         self._changed = threading.Condition()  # guards all that follows

@@ -85,7 +85,7 @@ def render_card(
 def _source(job: Job, facts: Mapping[str, Any]) -> str:
     if job.prompts is not None:
         return f"prompts from {job.prompts}"
-    conversed = facts["conversed_tokens"]
+    conversed = facts.get("conversed_tokens")
     questions = f", {conversed:,} of these tokens to questions that it wrote too" if conversed else ""
     return f"the trainer's own prompts{questions}"
 

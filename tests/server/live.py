@@ -126,7 +126,7 @@ def running(open_session: Callable[[], Watched] = open_watched, **settings: Any)
         opened.append(open_session())
         return opened[0]
 
-    engine = Engine(load, "tests", max_queue=settings.pop("max_queue", 8))
+    engine = Engine(load, max_queue=settings.pop("max_queue", 8))
     engine.start()
     wait_for(lambda: engine.status.state != "loading", 300)
     assert engine.status.state == "ok", engine.status.message

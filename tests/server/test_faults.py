@@ -374,7 +374,7 @@ def test_while_loading_health_says_how_far_and_requests_are_told_to_come_back(li
         raise ModelError("no such model")
 
     failures: list[BaseException] = []
-    engine = Engine(load, "tests", on_failed=failures.append)
+    engine = Engine(load, on_failed=failures.append)
     engine.start()
     assert loading.wait(30)
     with serving(engine, live.session) as early:
