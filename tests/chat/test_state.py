@@ -6,6 +6,7 @@ import json
 
 import pytest
 from dflash_chat.state import ChatState, Engine, Reply, Turn
+from dflash_chat.widgets import view
 from dflash_chat.wire import (
     Cycle,
     Ended,
@@ -136,3 +137,15 @@ def test_health_of_any_shape() -> None:
         {"status": 7, "notes": "x", "progress": [], "memory": None, "model": 3}, "http://x"
     )
     assert (odd.status, odd.notes, odd.model, odd.base_url) == ("unreachable", (), "", "http://x/v1")
+
+
+@pytest.mark.parametrize(("drafted", "said"), [(4, "2.0x plain"), (0, "plain")])
+def test_the_speed_is_compared_with_plain_decoding_only_if_it_is_not_just_that(
+    drafted: int, said: str
+) -> None:
+    reply = Reply()
+    for _ in range(8):
+        reply.apply(Cycle(drafted, drafted, (drafted + 1) * 0.1, (Token("x"),) * (drafted + 1)), 0.0)
+    state = ChatState([Turn("hello", reply)], Engine(plain_speed=5.0))
+    first = view.panel(state, 1.0).plain.splitlines()[1]
+    assert first.split("tok/s")[1].strip() == said

@@ -135,7 +135,8 @@ def live_line(state: ChatState, reply: Reply, now: float, *, numbers: bool) -> C
         parts += ["  ", (f"{figures.speed(speed)} tok/s", STRONG), f" {line}"]
         if reply.accepted is not None:
             parts.append(f"  accept {reply.accepted:.1f}{_of_block(state.engine, '/')}")
-            parts.append(_times_plain(state, speed))
+        if times := _times_plain(state, reply, speed):
+            parts.append(f"  {times}")
     return Content.assemble(*parts)
 
 
@@ -151,10 +152,12 @@ def _of_block(engine: Engine, between: str) -> str:
     return f"{between}{engine.block_size}" if engine.block_size else ""
 
 
-def _times_plain(state: ChatState, speed: float) -> str:
-    """Only where plain decoding was measured on this machine."""
+def _times_plain(state: ChatState, reply: Reply, speed: float) -> str:
+    """This speed over that of plain decoding, or that it is just that; nothing where none was measured."""
     plain = state.engine.plain_speed
-    return f"  {speed / plain:.1f}x plain" if plain else ""
+    if not plain:
+        return ""
+    return "plain" if reply.accepted is None else f"{speed / plain:.1f}x plain"
 
 
 def hints() -> Content:
@@ -230,7 +233,7 @@ def _speed(state: ChatState, reply: Reply | None) -> list[Content]:
         speed = reply.recent_speed if reply.live else reply.speed
     if reply is None or speed is None:
         return [_label("speed"), Content.styled("–", DIM)]
-    plain = _times_plain(state, speed).strip()
+    plain = _times_plain(state, reply, speed)
     number = f"{figures.speed(speed)} tok/s"
     gap = " " * max(1, PANEL_WIDTH - len(number) - len(plain))
     first = Content.assemble((number, ACCENT), gap if plain else "", plain)
