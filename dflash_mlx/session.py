@@ -271,14 +271,19 @@ class Session:
         self._check_thread()
         if self.drafter is None:
             raise UsageError("there is no drafter, so there is no block size to choose")
-        found = calibrate.costs(self.target, self.drafter, self.exactness)
-        if not found.can_pay:
-            price = found.seconds(found.largest, 0) / found.seconds(1, 0)
-            self.fallbacks += (
-                f"decoding plainly: a pass of {found.largest} rows costs {price:.1f} plain steps here, "
-                "more than it could ever give",
-            )
-        return found
+        return calibrate.costs(self.target, self.drafter, self.exactness)
+
+    def fallbacks_at(self, block_size: int | None) -> tuple[str, ...]:
+        """`fallbacks`, and where a block size is to be chosen (None) why none can ever pay, if so."""
+        if self.drafter is None or block_size is not None or self.costs.can_pay:
+            return self.fallbacks
+        largest = self.costs.largest
+        price = self.costs.seconds(largest, 0) / self.costs.seconds(1, 0)
+        return (
+            *self.fallbacks,
+            f"decoding plainly: a pass of {largest} rows costs {price:.1f} plain steps here, "
+            "more than it could ever give",
+        )
 
     @property
     def reasoning_levels(self) -> tuple[str, ...]:
@@ -326,19 +331,19 @@ class Session:
                 with closing(events):
                     for event in events:
                         written += event.tokens
-                        yield self._told(event, reply, speculative=request.speculative)
+                        yield self._told(event, reply, request)
                         self._check_thread()
                         self._spare_memory(len(ids) + len(written), len(event.tokens))
             finally:
                 if written:
                     context.note([*ids, *written[:-1]])
 
-    def _told(self, event: Event, reply: Reply, *, speculative: bool) -> Event:
+    def _told(self, event: Event, reply: Reply, request: Prepared) -> Event:
         """An event with the texts of its tokens."""
         text, thought = reply.finish() if isinstance(event, Finished) else reply.drain()
         event = replace(event, text=text, reasoning=thought)
-        if speculative and self.drafter is not None and isinstance(event, Prefilled):
-            return replace(event, fallbacks=self.fallbacks)
+        if isinstance(event, Prefilled) and self.drafter is not None and request.speculative:
+            return replace(event, fallbacks=self.fallbacks_at(request.block_size))
         return event
 
     # --- earlier prompts --------------------------------------------------------------------------

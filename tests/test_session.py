@@ -186,6 +186,7 @@ def test_where_no_block_can_pay_decoding_is_plain_and_says_so(
     assert "decoding plainly: a pass of 5 rows costs 6.0 plain steps here" in plain.fallbacks[-1]
     whole = session.generate(held_out[0], PARAMS, block_size=5)
     assert any(cycle.accepted for cycle in whole.cycles)
+    assert whole.fallbacks == session.fallbacks
     assert whole.tokens == plain.tokens
     session.close()
 

@@ -13,13 +13,12 @@ from dflash_mlx.session import Session
 
 def facts(session: Session) -> Facts:
     """About this session; takes some seconds the first time on a machine."""
-    # Measured now, so that no request waits for it, and first, since the fallbacks may speak of it.
-    costs = None if session.drafter is None else session.costs
+    costs = None if session.drafter is None else session.costs  # now, so that no request waits for it
     return Facts(
         block_size=session.block_size or session.largest_block,
         speculative=session.drafter is not None,
         exactness=session.exactness,
-        fallbacks=session.fallbacks,
+        fallbacks=session.fallbacks_at(session.block_size),
         context_window=session.context_window,
         notes=session.notes,
         reasoning_levels=session.reasoning_levels,
