@@ -36,7 +36,7 @@ class Drafter:
 
     def extend(self, taps: mx.array) -> None:
         """Take in the taps of rows that were committed, `[1, n, len(target_layer_ids) * H]`."""
-        self.model.extend(taps.astype(self.model.dtype), self.context)
+        self.model.extend(taps, self.context)
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -66,9 +66,8 @@ class Drafter:
         """
         config = self.config
         block = mx.array([[anchor] + [config.mask_token_id] * (block_size - 1)])
-        x = (embed(block) * config.input_embedding_scale).astype(self.model.dtype)
-        taps = None if taps is None else taps.astype(self.model.dtype)
-        hidden = self.model.hidden_states(x, self.context, taps)[:, 1:]  # [1, L, H]
+        x = embed(block) * config.input_embedding_scale
+        hidden = self.model.hidden_states(x.astype(self.model.dtype), self.context, taps)[:, 1:]  # [1, L, H]
         logits = self.model.logits(hidden, head)[0]  # [L, V]
         ids = self.model.head_ids
         if ids is not None and noise is not None:

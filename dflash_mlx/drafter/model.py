@@ -142,7 +142,7 @@ class DrafterModel(nn.Module):
 
     def inject(self, taps: mx.array) -> mx.array:
         """Concatenated tapped hidden states `[B, n, taps * H]` -> context rows `[B, n, H]`."""
-        rows: mx.array = self.hidden_norm(self.fc(taps))
+        rows: mx.array = self.hidden_norm(self.fc(taps.astype(self.dtype)))
         return rows
 
     def extend(self, taps: mx.array, context: DrafterContext) -> None:
