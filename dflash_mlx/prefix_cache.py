@@ -148,7 +148,7 @@ class PrefixCache:
         source, rows = self._longest(prompt, drafted)
         context = self._make(drafted) if source is None else source.cut(rows, drafted=drafted)
         # Where two prompts part a third is likely to: an agent's instructions end there, for one.
-        parting = max((_shared(other.tokens, prompt) for other in self._kept), default=0)
+        parting = max((shared(other.tokens, prompt) for other in self._kept), default=0)
         if parting - rows > SHORT:
             context.partings.add(parting)
         if source is not None:
@@ -174,7 +174,7 @@ class PrefixCache:
         for context in self._kept:
             if drafted and context.drafter is None:
                 continue  # without its rows the drafter would guess badly
-            rows = context.reach(min(_shared(context.tokens, prompt), len(prompt) - 1))
+            rows = context.reach(min(shared(context.tokens, prompt), len(prompt) - 1))
             if rows > best[1]:
                 best = context, rows
         return best
@@ -190,7 +190,7 @@ class PrefixCache:
             self._kept.remove(next(c for c in self._kept if c.nbytes <= SMALL * context.nbytes))
 
 
-def _shared(a: tuple[int, ...], b: tuple[int, ...]) -> int:
+def shared(a: tuple[int, ...], b: tuple[int, ...]) -> int:
     """How many tokens from the first are the same."""
     low, high = 0, min(len(a), len(b))
     while low < high:
@@ -203,7 +203,7 @@ def _contains(new: Context, old: Context) -> bool:
     """Whether the old context is of little use beside the new one."""
     if old.drafter is not None and new.drafter is None:
         return False
-    return (len(old.tokens) - _shared(new.tokens, old.tokens)) * BRANCH <= len(old.tokens)
+    return (len(old.tokens) - shared(new.tokens, old.tokens)) * BRANCH <= len(old.tokens)
 
 
 # --- parts of a context -------------------------------------------------------------------------

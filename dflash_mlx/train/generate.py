@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 
 from dflash_mlx.chat_template import render
 from dflash_mlx.errors import UsageError
+from dflash_mlx.prefix_cache import shared
 from dflash_mlx.target.target import Target
 from dflash_mlx.train.job import Job, Workplace, writing
 from dflash_mlx.train.prompts import Prompt, own_prompts, read_prompts
@@ -23,8 +25,8 @@ from dflash_mlx.train.respond import GREEDY, Opening, Responder, Sampling, batch
 from dflash_mlx.train.shards import Sample, load_samples, save_samples
 
 Say = Callable[[str], None]
-Make = Callable[[int], list[Sample]]
-"""(number of a batch) -> its samples; none: there are no more."""
+Make = Callable[[], list[Sample]]
+"""Makes the samples of a batch; none: there are no more."""
 
 HELD_OUT_SHARE = 50  # held-out tokens are one in so many, within these bounds
 HELD_OUT_TOKENS = (1000, 16_000)
@@ -66,14 +68,9 @@ def opening_of(tokenizer: Any) -> Opening | None:
     if not tokenizer.has_chat_template:
         return None
     one, other = encode(tokenizer, [Prompt((turn,), turn) for turn in ("apple", "Seven")])
-    before, after = _common(one, other), _common(one[::-1], other[::-1])[::-1]
+    before = one[: shared(one, other)]
+    after = one[len(one) - shared(one[::-1], other[::-1]) :]
     return Opening(before, after) if before and after else None
-
-
-def _common(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
-    """What both begin with."""
-    pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
-    return tuple(a for a, _ in pairs)
 
 
 def generate(job: Job, place: Workplace, target: Target, tokenizer: Any, layers: list[int], say: Say) -> None:
@@ -88,45 +85,44 @@ def generate(job: Job, place: Workplace, target: Target, tokenizer: Any, layers:
     stop_ids = frozenset(int(token) for token in tokenizer.eos_token_ids)
     opening = opening_of(tokenizer) if job.prompts is None else None
     with Responder(target, layers, stop_ids) as responder:
-
-        def answer(name: str, prompts: Sequence[Prompt], sampling: Sampling, tokens: int) -> None:
-            encoded = encode(tokenizer, prompts)
-            batches = _spread(batch_prompts(encoded, sampling.rows))
-
-            def make(number: int) -> list[Sample]:
-                return responder.respond([encoded[i] for i in batches[number]], sampling, seed=number)
-
-            _record(name, range(len(batches)), make, tokens, place, say)
-
-        answer("held_out", held_out, GREEDY, enough)
+        measuring = _answers(responder, encode(tokenizer, held_out), GREEDY)
+        _record("held_out", measuring, enough, place, say)
         if opening is not None:
-            _converse(opening, responder, int(job.tokens * CONVERSED_SHARE), place, say)
-        answer("train", train, Sampling(), job.tokens)
+            conversations = _conversations(responder, opening, Sampling())
+            _record(CONVERSED, conversations, int(job.tokens * CONVERSED_SHARE), place, say)
+        answers = _answers(responder, encode(tokenizer, train), Sampling())
+        _record("train", answers, job.tokens, place, say)
 
 
-def _converse(opening: Opening, responder: Responder, tokens: int, place: Workplace, say: Say) -> None:
-    """Conversations that the target makes up, if it can."""
-    sampling = Sampling()
+def _answers(responder: Responder, prompts: Sequence[tuple[int, ...]], sampling: Sampling) -> Iterator[Make]:
+    """Answers to all prompts."""
+    for number, batch in enumerate(_spread(batch_prompts(prompts, sampling.rows))):
+        yield partial(responder.respond, [prompts[i] for i in batch], sampling, number)
 
-    def make(number: int) -> list[Sample]:
-        samples = responder.converse(opening, sampling, seed=number)
+
+def _conversations(responder: Responder, opening: Opening, sampling: Sampling) -> Iterator[Make]:
+    """Conversations that the target makes up, without end if it can."""
+
+    def converse(number: int) -> list[Sample]:
+        samples = responder.converse(opening, sampling, number)
         return samples if len(samples) >= CONVERSANT * sampling.rows else []
 
-    _record(CONVERSED, itertools.count(), make, tokens, place, say)
+    for number in itertools.count():
+        yield partial(converse, number)
 
 
-def _record(name: str, numbers: Iterable[int], make: Make, tokens: int, place: Workplace, say: Say) -> None:
+def _record(name: str, batches: Iterable[Make], tokens: int, place: Workplace, say: Say) -> None:
     """One set: batch by batch until there are `tokens`, or no more batches."""
     existing = {file.name: file for file in place.shards(name)}
     written = sum(sample.written for sample in load_samples(existing.values()))
     begun, before = time.monotonic(), written
-    for number in numbers:
+    for number, make in enumerate(batches):
         if written >= tokens:
             return
         file = place.responses / f"{name}-{number:04d}.safetensors"
         if file.name in existing:
             continue
-        samples = make(number)
+        samples = make()
         if not samples:
             break
         with writing(file):
