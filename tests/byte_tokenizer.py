@@ -9,6 +9,16 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 
+def byte_tokenizer() -> Tokenizer:
+    """Of bytes and an end, the last id."""
+    vocabulary = {char: i for i, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<end>"])
+    return tokenizer
+
+
 def wrapper(
     template: str | dict[str, str] | None,
     *,
@@ -19,11 +29,7 @@ def wrapper(
 
     The end is also what it puts before any text that is no chat.
     """
-    vocabulary = {char: i for i, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<end>"])
+    tokenizer = byte_tokenizer()
     tokenizer.add_tokens(list(markers))
     end = tokenizer.token_to_id("<end>")
     tokenizer.post_processor = processors.TemplateProcessing("<end> $A", None, [("<end>", end)])

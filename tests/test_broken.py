@@ -10,11 +10,11 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from byte_tokenizer import byte_tokenizer
 from drafter.build import config, network, random_weights, raw_config, save
 from mlx import nn
 from mlx.utils import tree_flatten
 from tiny import tiny_model
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from dflash_mlx.errors import ModelError
 from dflash_mlx.generate import main
@@ -48,12 +48,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def save_tokenizer(folder: Path) -> None:
     """Of bytes and an end."""
-    vocabulary = {char: i for i, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<end>"])
-    tokenizer.save(str(folder / "tokenizer.json"))
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<end>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
