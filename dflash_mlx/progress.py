@@ -16,8 +16,10 @@ def readable(nbytes: float) -> str:
     return f"{nbytes / 1e3:.1f} kB"
 
 
-def progress_line(stream: TextIO) -> Callable[[str, int, int], None] | None:
-    """Something to tell what is under way and how many bytes are done, of how many.
+def progress_line(
+    stream: TextIO, clock: Callable[[], float] = time.monotonic
+) -> Callable[[str, int, int], None] | None:
+    """Something to tell what is under way and how many bytes are done, of how many; `clock` gives seconds.
 
     None where `stream` is no terminal: a log file gains nothing from a line that is written a thousand times.
     """
@@ -27,7 +29,7 @@ def progress_line(stream: TextIO) -> Callable[[str, int, int], None] | None:
 
     def show(what: str, done: int, total: int) -> None:
         nonlocal shown
-        now = time.monotonic()
+        now = clock()
         if now - shown < BETWEEN and done < total:
             return
         shown = now

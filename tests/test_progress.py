@@ -2,8 +2,6 @@
 
 import io
 
-import pytest
-
 from dflash_mlx.progress import progress_line, readable
 
 
@@ -21,11 +19,10 @@ def test_sizes_are_in_the_unit_that_suits_them() -> None:
     ]
 
 
-def test_a_line_renews_itself_and_ends_with_the_last_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_renews_itself_and_ends_with_the_last_byte() -> None:
     now = 100.0
-    monkeypatch.setattr("time.monotonic", lambda: now)
     terminal = Terminal()
-    show = progress_line(terminal)
+    show = progress_line(terminal, clock=lambda: now)
     assert show is not None
     show("downloading a/b", 1_000_000, 4_000_000)
     show("downloading a/b", 2_000_000, 4_000_000)  # too soon to be worth a write

@@ -96,7 +96,6 @@ class Server(uvicorn.Server):
             )
         )
         self._on_stop = on_stop
-        self._loop: asyncio.AbstractEventLoop | None = None
 
     def run_on(self, sockets: list[socket.socket], *, signals: bool = False) -> None:
         """Serve until `stop`; with `signals`, also until SIGINT or SIGTERM."""
