@@ -17,7 +17,8 @@ from dflash_mlx.chat_template import LEVELS
 from dflash_mlx.errors import DFlashError, UsageError
 from dflash_mlx.events import Event
 from dflash_mlx.loading import load
-from dflash_mlx.params import SamplingParams, block_size
+from dflash_mlx.options import add_block_size, add_pair_options, given, pair_settings
+from dflash_mlx.params import SamplingParams
 from dflash_mlx.progress import progress_line
 from dflash_mlx.remote import Server
 from dflash_mlx.result import Result, collect
@@ -32,28 +33,8 @@ def parser() -> argparse.ArgumentParser:
     """The command line, from which the documentation's table is made."""
     p = argparse.ArgumentParser(prog="python -m dflash_mlx.generate", description="One reply to one prompt.")
     p.add_argument("prompt", nargs="?", default="-", help="the prompt; - (default) reads standard input")
-    p.add_argument(
-        "--model",
-        help="target: folder or hub id of an mlx-lm model (default: SmolLM2 if here, else the embedded pair)",
-    )
-    p.add_argument("--draft", help="drafter: folder or hub id; none: decode plainly (default: the pair's)")
-    p.add_argument(
-        "--numerics",
-        choices=("exact", "fast"),
-        default="exact",
-        help="fast: larger blocks for less on a GPU, in other last bits than mlx-lm's (default: exact)",
-    )
-    p.add_argument("--draft-bits", type=int, choices=(4, 8), help="quantize the drafter's linear layers")
-    p.add_argument("--revision", help="branch, tag or commit of --model on the hub")
-    p.add_argument("--draft-revision", help="branch, tag or commit of --draft on the hub")
-    p.add_argument("--adapter", help="LoRA adapter for --model: folder or hub id, as mlx-lm trains them")
-    p.add_argument("--dequantize", action="store_true", help="turn a quantized target into float32")
-    p.add_argument(
-        "--block-size",
-        type=block_size,
-        metavar="auto|N",
-        help="rows of a verify pass; auto (default): for each cycle what is fastest here and for this text",
-    )
+    add_pair_options(p)
+    add_block_size(p)
     p.add_argument("--max-tokens", type=int, help="tokens of the reply (default: what the context leaves)")
     p.add_argument("--temperature", type=float, default=0.0, help="0 (default) is greedy")
     p.add_argument(
@@ -111,17 +92,9 @@ def _run(args: argparse.Namespace) -> int:
     )
     if args.base_url:
         return _ask(args, text)
-    session = load(
-        args.model,
-        "none" if args.plain and args.draft is None else args.draft,
-        revision=args.revision,
-        draft_revision=args.draft_revision,
-        draft_bits=args.draft_bits,
-        adapter=args.adapter,
-        dequantize=args.dequantize,
-        numerics=args.numerics,
-        progress=progress_line(sys.stderr),
-    )
+    if args.plain and args.draft is None:
+        args.draft = "none"  # a drafter would only take memory
+    session = load(**pair_settings(args), progress=progress_line(sys.stderr))
     events = session.stream(
         text if args.raw else _messages(args.system, text),
         params,
@@ -147,25 +120,15 @@ def _run(args: argparse.Namespace) -> int:
     return INTERRUPTED if result.finish_reason == "cancelled" else 0
 
 
-LOCAL = (
-    "draft",
-    "draft_bits",
-    "revision",
-    "draft_revision",
-    "adapter",
-    "dequantize",
-    "block_size",
-    "raw",
-    "plain",
-    "stats",
-)
-"""What only a model loaded here can honour."""
+LOCAL = ("block_size", "raw", "plain", "stats")
+"""What only a model loaded here can honour, besides the pair's options."""
 
 
 def _ask(args: argparse.Namespace, text: str) -> int:
     """One reply of a server."""
-    if unusable := [name for name in LOCAL if getattr(args, name)]:
-        raise UsageError(f"--{unusable[0].replace('_', '-')} cannot be used with --base-url")
+    unusable = [f"--{name.replace('_', '-')}" for name in LOCAL if getattr(args, name)]
+    if unusable := [*given(args, but="model"), *unusable]:
+        raise UsageError(f"{unusable[0]} cannot be used with --base-url")
     wanted = {"max_tokens": args.max_tokens, "seed": args.seed, "stop": args.stop or None}
     changed = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
     settings = {

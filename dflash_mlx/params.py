@@ -97,12 +97,3 @@ def _integer(value: Any, low: int, high: float = math.inf) -> bool:
 def _number(value: Any, low: float, high: float = math.inf) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and math.isfinite(value) and low <= value <= high
-
-
-def block_size(text: str) -> int | None:
-    """A command's `--block-size`: rows, or None for `auto`.
-
-    Raises:
-        ValueError: neither.
-    """
-    return None if text == "auto" else int(text)

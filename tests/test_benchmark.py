@@ -173,6 +173,7 @@ def test_every_way_is_measured_in_both_orders(pair: Session, monkeypatch: pytest
         (["--num-prompts", "0"], "--num-prompts is 0"),
         (["--concurrency", "2"], "--concurrency needs --base-url"),
         (["--base-url", "http://x", "--plot", "x.svg"], "--plot shows the speed-up"),
+        (["--base-url", "http://x", "--adapter", "a"], "--adapter cannot be used with --base-url"),
         (["--base-url", "http://127.0.0.1:9/v1"], "does not list a model"),
     ],
 )
@@ -291,3 +292,5 @@ def test_generate_asks_a_server(
     assert "refused the request (400): no such thing" in capsys.readouterr().err
     assert generate(["x", "--base-url", url, "--plain"]) == 2
     assert "--plain cannot be used with --base-url" in capsys.readouterr().err
+    assert generate(["x", "--base-url", url, "--numerics", "fast"]) == 2
+    assert "--numerics cannot be used with --base-url" in capsys.readouterr().err

@@ -15,7 +15,7 @@ PACKAGES = ("dflash_mlx", "metal/dflash_metal", "app/dflash_chat")
 
 # From low to high; a unit is a module or a whole folder, `api` is dflash_mlx/__init__.py.
 LAYERS: tuple[set[str], ...] = (
-    {"errors", "markdown", "terminal"},
+    {"errors", "markdown", "options", "terminal"},
     {"config", "events", "memo", "pairs", "params", "progress", "remote", "tensors", "dflash_metal"},
     {"kernels", "hub", "gguf"},
     {"smollm2"},
@@ -33,7 +33,7 @@ LAYERS: tuple[set[str], ...] = (
 LEVEL = {unit: level for level, units in enumerate(LAYERS) for unit in units}
 # Where the layers alone would allow more.
 ONLY_IMPORTER = {"dflash_metal": "kernels"}
-ONLY_IMPORTS = {"dflash_chat": {"errors", "events", "config", "terminal"}}
+ONLY_IMPORTS = {"dflash_chat": {"errors", "events", "config", "options", "terminal"}}
 
 
 def modules() -> dict[str, Path]:

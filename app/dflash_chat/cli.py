@@ -11,9 +11,7 @@ from dflash_chat.engine import Engine, new_log
 from dflash_chat.firstframe import FirstFrame
 from dflash_chat.store import Chat, Saved, Store, data_folder
 from dflash_mlx.errors import DFlashError, UsageError
-
-ENGINE = ("model", "draft", "numerics", "block-size")
-"""Options that are the engine's, and handed on to it."""
+from dflash_mlx.options import add_block_size, add_pair_options, given
 
 
 def parser() -> argparse.ArgumentParser:
@@ -21,13 +19,8 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="dflash-chat", description="Chat with a local model, and see it speculate."
     )
-    p.add_argument(
-        "--model",
-        help="target: folder or hub id of an mlx-lm model (default: SmolLM2 if here, else the embedded pair)",
-    )
-    p.add_argument("--draft", help="drafter: folder or hub id; none: decode plainly (default: the pair's)")
-    p.add_argument("--numerics", help="exact (default) or fast, as for the server")
-    p.add_argument("--block-size", help="rows of a verify pass, or auto (default), as for the server")
+    add_pair_options(p)
+    add_block_size(p)
     p.add_argument("--url", help="use the server that runs at this address instead of starting one")
     p.add_argument(
         "-c", "--continue", dest="last", action="store_true", help="continue this folder's last chat"
@@ -64,9 +57,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    settings = {name: value for name in ENGINE if (value := getattr(args, name.replace("-", "_")))}
-    if args.url and settings:
-        raise UsageError(f"--url uses a server that runs already: leave out --{next(iter(settings))}")
+    options = given(args)
+    if args.block_size is not None:
+        options += ["--block-size", str(args.block_size)]
+    if args.url and options:
+        raise UsageError(f"--url uses a server that runs already: leave out {options[0]}")
     if args.temp and (args.last or args.session):
         raise UsageError(
             "--temp keeps nothing, so it cannot continue a chat: leave it out, or -c and --session"
@@ -76,7 +71,6 @@ def _run(args: argparse.Namespace) -> int:
     chat, saved = _chat(args, store)
     url, process = address(args.url) if args.url else "", None
     if not args.url:
-        options = [word for name, value in settings.items() for word in (f"--{name}", value)]
         process = Engine(options, new_log(data / "logs"))
         process.start()
         url = process.url

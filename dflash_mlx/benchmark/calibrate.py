@@ -7,6 +7,7 @@ import sys
 from dflash_mlx.calibrate import measure_costs
 from dflash_mlx.errors import DFlashError, UsageError
 from dflash_mlx.loading import load
+from dflash_mlx.options import add_pair_options, pair_settings
 from dflash_mlx.schedule import Costs
 
 
@@ -16,13 +17,7 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m dflash_mlx.benchmark calibrate",
         description="Measure what a cycle of each block size costs, without remembering it.",
     )
-    p.add_argument(
-        "--model",
-        help="target: folder or hub id of an mlx-lm model (default: SmolLM2 if here, else the embedded pair)",
-    )
-    p.add_argument("--draft", help="drafter: folder or hub id (default: the pair's)")
-    p.add_argument("--draft-bits", type=int, choices=(4, 8), help="quantize the drafter's linear layers")
-    p.add_argument("--dequantize", action="store_true", help="turn a quantized target into float32")
+    add_pair_options(p)
     p.add_argument("--json", action="store_true", help="print one JSON object")
     return p
 
@@ -31,7 +26,7 @@ def main(argv: list[str]) -> int:
     """Returns 0, or the error's exit code."""
     args = parser().parse_args(argv)
     try:
-        session = load(args.model, args.draft, draft_bits=args.draft_bits, dequantize=args.dequantize)
+        session = load(**pair_settings(args))
         if session.drafter is None:
             raise UsageError("there is no drafter: name one with --draft")
         costs = measure_costs(session.target, session.drafter)

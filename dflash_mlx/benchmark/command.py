@@ -17,6 +17,7 @@ from dflash_mlx.benchmark.report import report
 from dflash_mlx.chat_template import LEVELS
 from dflash_mlx.errors import DFlashError, UsageError
 from dflash_mlx.loading import load
+from dflash_mlx.options import add_pair_options, given, pair_settings
 from dflash_mlx.pairs import EMBEDDED
 from dflash_mlx.params import SamplingParams
 from dflash_mlx.smollm2 import default_pair
@@ -30,13 +31,7 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m dflash_mlx.benchmark",
         description="Compare speculative with plain decoding, in turns. See also calibrate, kernels.",
     )
-    p.add_argument(
-        "--model",
-        help="target: folder or hub id of an mlx-lm model (default: SmolLM2 if here, else the embedded pair)",
-    )
-    p.add_argument("--draft", help="drafter: folder or hub id (default: the pair's)")
-    p.add_argument("--draft-bits", type=int, choices=(4, 8), help="quantize the drafter's linear layers")
-    p.add_argument("--dequantize", action="store_true", help="turn a quantized target into float32")
+    add_pair_options(p)
     p.add_argument(
         "--block-size",
         type=sizes,
@@ -90,6 +85,8 @@ def _check(args: argparse.Namespace) -> None:
         if getattr(args, name) < least:
             option = name.replace("_", "-")
             raise UsageError(f"--{option} is {getattr(args, name)}: it must be at least {least}")
+    if args.base_url and (words := given(args, but="model")):
+        raise UsageError(f"{words[0]} cannot be used with --base-url: the server has loaded its pair")
     if args.base_url and args.plot:
         raise UsageError("--plot shows the speed-up over plain decoding, which --base-url does not measure")
     if args.concurrency > 1 and not args.base_url:
@@ -97,7 +94,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    session = load(args.model, args.draft, draft_bits=args.draft_bits, dequantize=args.dequantize)
+    session = load(**pair_settings(args))
     for note in session.notes:
         print(note, file=sys.stderr)
     params = SamplingParams(

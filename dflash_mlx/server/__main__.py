@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from dflash_mlx import __version__
 from dflash_mlx.errors import DFlashError, UsageError
-from dflash_mlx.params import block_size
+from dflash_mlx.options import add_block_size, add_pair_options, pair_settings
 from dflash_mlx.server.app import make_app
 from dflash_mlx.server.engine import Engine
 from dflash_mlx.server.security import LOOPBACK
@@ -34,27 +34,12 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="python -m dflash_mlx.server", description="An OpenAI-compatible endpoint."
     )
-    p.add_argument(
-        "--model",
-        help="target: folder or hub id of an mlx-lm model (default: SmolLM2 if here, else the embedded pair)",
-    )
-    p.add_argument("--draft", help="drafter: folder or hub id; none: decode plainly (default: the pair's)")
-    p.add_argument(
-        "--numerics",
-        choices=("exact", "fast"),
-        default="exact",
-        help="fast: larger blocks for less on a GPU, in other last bits than mlx-lm's (default: exact)",
-    )
+    add_pair_options(p)
     p.add_argument(
         "--host", default="localhost", help="where to listen; localhost (default): this machine alone"
     )
     p.add_argument("--port", type=int, default=PORT, help=f"0 lets the system choose (default: {PORT})")
-    p.add_argument(
-        "--block-size",
-        type=block_size,
-        metavar="auto|N",
-        help="rows of a verify pass; auto (default): for each cycle what is fastest here and for the text",
-    )
+    add_block_size(p)
     p.add_argument("--api-key", help="what clients must show; a host that others can reach needs one")
     p.add_argument("--max-queue", type=int, default=8, help="requests that may wait (default: 8)")
     p.add_argument(
@@ -142,9 +127,7 @@ def _load(args: argparse.Namespace, progress: Callable[[str, int, int], None]) -
     from dflash_mlx.loading import load  # here, for it takes MLX seconds to be imported
 
     return load(
-        args.model,
-        args.draft,
-        numerics=args.numerics,
+        **pair_settings(args),
         block_size=args.block_size,
         prefixes=None if args.prefix_cache is None else int(args.prefix_cache * 1e9),
         progress=progress,

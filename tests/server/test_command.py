@@ -118,6 +118,7 @@ def test_kill_9_ends_a_clients_stream_and_the_port_is_free_again() -> None:
     [
         (["--model", "/no/such"], 3, "error: '/no/such' is neither a folder nor a hub id"),
         (["--draft", "/no/such"], 3, "error: '/no/such' is neither a folder nor a hub id"),
+        (["--adapter", "/no/such"], 3, "error: '/no/such' is neither a folder nor a hub id"),
         (
             ["--host", "0.0.0.0"],
             2,
