@@ -21,8 +21,8 @@ from typing import Any
 
 Reply = dict[str, Any]
 """`tokens`, and the `seconds` from the first of them to the last."""
-Ask = Callable[[list[int], int, int], Reply]
-"""(prompt ids, block size, max tokens) -> reply."""
+Ask = Callable[[list[int], int | None, int], Reply]
+"""(prompt ids, block size, max tokens) -> reply; None for the size: what an implementation does by itself."""
 
 
 # --- workers: one process each; they must not import ours --------------------------------------------
@@ -38,7 +38,7 @@ def authors(target: str, drafter: str) -> Ask:
     model, tokenizer, *_ = load(target)
     draft = theirs.load_draft(drafter)
 
-    def ask(prompt: list[int], block_size: int, max_tokens: int) -> Reply:
+    def ask(prompt: list[int], block_size: int | None, max_tokens: int) -> Reply:
         tokens: list[int] = []
         first = last = 0.0
         for response in theirs.stream_generate(
@@ -60,14 +60,14 @@ def dspark(target: str, drafter: str) -> Ask:
     model, tokenizer = load_target(target, require_tap=True)
     draft, _ = load_dflash(drafter, quantize=False)
 
-    def ask(prompt: list[int], block_size: int, max_tokens: int) -> Reply:
+    def ask(prompt: list[int], block_size: int | None, max_tokens: int) -> Reply:
         result = dflash_generate(
             model,
             tokenizer,
             draft,
             prompt_ids=prompt,
             max_new_tokens=max_tokens,
-            max_draft_tokens=block_size - 1,
+            max_draft_tokens=None if block_size is None else block_size - 1,
         )
         return {"tokens": list(result.token_ids), "seconds": result.decode_seconds}
 
@@ -80,7 +80,7 @@ def ours(target: str, drafter: str, *, speculative: bool = True) -> Ask:
 
     session = load(target, drafter)
 
-    def ask(prompt: list[int], block_size: int, max_tokens: int) -> Reply:
+    def ask(prompt: list[int], block_size: int | None, max_tokens: int) -> Reply:
         params = SamplingParams(max_tokens=max_tokens)
         result = session.generate(prompt, params, block_size=block_size, speculative=speculative)
         return {"tokens": list(result.tokens), "seconds": result.decode_seconds}
@@ -137,9 +137,10 @@ def main() -> int:
     """Prints ratios; returns 1 if ours and plain decoding disagree on a token."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON", help="authors, dspark")
+    parser.add_argument("--pair", choices=tuple(PAIRS), default="embedded")
     parser.add_argument("--max-tokens", type=int, default=96)
-    parser.add_argument("--block-size", type=int, default=5)
-    parser.add_argument("--prompts", type=int, default=10)
+    parser.add_argument("--block-size", type=int, help="for all (default: what each does by itself)")
+    parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--worker", nargs=3, metavar=("NAME", "TARGET", "DRAFTER"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
@@ -147,53 +148,94 @@ def main() -> int:
         return 0
     peers = dict(peer.split("=", 1) for peer in args.peer)
     with tempfile.TemporaryDirectory() as folder:
-        models = full_precision(Path(folder))
+        prompts = PAIRS[args.pair](args.prompts)
+        models = full_precision(args.pair, Path(folder))
         pythons = {"ours": sys.executable, "plain": sys.executable, **peers}
-        workers = {name: Worker(name, python, models) for name, python in pythons.items()}
+        workers = {name: Worker(name, python, models[name in peers]) for name, python in pythons.items()}
         try:
-            replies = interleave(workers, args.prompts, args.block_size, args.max_tokens)
+            replies = interleave(workers, prompts, args.block_size, args.max_tokens)
         finally:
             for worker in workers.values():
                 worker.close()
     return show(replies, args.block_size)
 
 
-def full_precision(folder: Path) -> tuple[str, str]:
-    """The embedded pair in float32, in the form that every implementation reads; target and drafter."""
-    import shutil
-
-    import mlx.core as mx
-    from mlx.utils import tree_flatten
-
-    from dflash_mlx.pairs import EMBEDDED
-    from dflash_mlx.target import load_target
-
-    target, drafter = folder / "target", folder / "drafter"
-    shutil.copytree(EMBEDDED.target, target)
-    shutil.copytree(EMBEDDED.drafter, drafter)
-    model = load_target(target, dequantize=True).target.model
-    weights: Any = tree_flatten(model.parameters())
-    mx.save_safetensors(str(target / "model.safetensors"), dict(weights), {"format": "mlx"})
-    config = json.loads((target / "config.json").read_text())
-    config = {key: value for key, value in config.items() if not key.startswith("quantization")}
-    (target / "config.json").write_text(json.dumps(config))
-    drafts: Any = mx.load(str(drafter / "model.safetensors"))
-    drafts = {name: weight.astype(mx.float32) for name, weight in drafts.items()}
-    mx.save_safetensors(str(drafter / "model.safetensors"), drafts)
-    return str(target), str(drafter)
-
-
-def interleave(
-    workers: dict[str, Worker], count: int, block_size: int, max_tokens: int
-) -> dict[str, list[list[Reply]]]:
-    """For every implementation two replies to every prompt, in the order A B C C B A, once warm."""
+def code_prompts(count: int) -> list[list[int]]:
+    """Python to complete, for the embedded pair."""
     from mlx_lm.utils import load_tokenizer
 
     from dflash_mlx.benchmark.prompts import completions
     from dflash_mlx.pairs import EMBEDDED
 
     tokenizer = load_tokenizer(Path(EMBEDDED.target))
-    prompts = [tokenizer.encode(task.turns[0]) for task in completions(count)]
+    return [tokenizer.encode(task.turns[0]) for task in completions(count)]
+
+
+def chat_prompts(count: int) -> list[list[int]]:
+    """Code, mathematics, chat and prose in turns, for SmolLM2."""
+    from mlx_lm.utils import load_tokenizer
+
+    from dflash_mlx.benchmark.prompts import OWN
+    from dflash_mlx.chat_template import render
+
+    tokenizer = load_tokenizer(Path(pair("smollm2")[0]))
+    texts = [text for alike in zip(*OWN.values(), strict=True) for text in alike][:count]
+    return [list(render(tokenizer, [{"role": "user", "content": text}]).ids) for text in texts]
+
+
+PAIRS = {"embedded": code_prompts, "smollm2": chat_prompts}
+"""What each pair is asked."""
+
+
+def pair(name: str) -> tuple[str, str]:
+    """Folders of a pair's target and drafter, as they come."""
+    from dflash_mlx import pairs, smollm2
+
+    if name == "embedded":
+        return pairs.EMBEDDED.target, pairs.EMBEDDED.drafter
+    if smollm2.default_pair() is not pairs.SMOLLM2:
+        raise SystemExit(f"SmolLM2 is not here: {smollm2.INSTALL}")
+    return smollm2.default_target()[0], pairs.SMOLLM2.drafter
+
+
+def full_precision(name: str, folder: Path) -> tuple[tuple[str, str], tuple[str, str]]:
+    """A pair in float32, and the same in the form that every implementation reads: without a draft head."""
+    import shutil
+
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+
+    from dflash_mlx.target import load_target
+
+    source, drafts = pair(name)
+    target, drafter, headless = folder / "target", folder / "drafter", folder / "headless"
+    shutil.copytree(source, target)
+    weights: Any = tree_flatten(load_target(target, dequantize=True).target.model.parameters())
+    weights = {name: weight.astype(mx.float32) for name, weight in weights}
+    mx.save_safetensors(str(target / "model.safetensors"), weights, {"format": "mlx"})
+    config = json.loads((target / "config.json").read_text())
+    config = {key: value for key, value in config.items() if not key.startswith("quantization")}
+    (target / "config.json").write_text(json.dumps(config))
+
+    weights = mx.load(str(Path(drafts) / "model.safetensors"))
+    ids = weights.pop("draft_head_ids", None)
+    weights = {name: weight.astype(mx.float32) for name, weight in weights.items()}
+    shutil.copytree(drafts, headless)
+    mx.save_safetensors(str(headless / "model.safetensors"), weights)
+    config = json.loads((headless / "config.json").read_text())
+    config["dflash_config"].pop("draft_head_size", None)
+    (headless / "config.json").write_text(json.dumps(config))
+    if ids is None:
+        return (str(target), str(headless)), (str(target), str(headless))
+    shutil.copytree(drafts, drafter)
+    mx.save_safetensors(str(drafter / "model.safetensors"), {**weights, "draft_head_ids": ids})
+    return (str(target), str(drafter)), (str(target), str(headless))
+
+
+def interleave(
+    workers: dict[str, Worker], prompts: list[list[int]], block_size: int | None, max_tokens: int
+) -> dict[str, list[list[Reply]]]:
+    """For every implementation two replies to every prompt, in the order A B C C B A, once warm."""
     for worker in workers.values():
         worker.ask(prompts[0], block_size, 16)
     replies: dict[str, list[list[Reply]]] = {name: [] for name in workers}
@@ -205,7 +247,7 @@ def interleave(
     return replies
 
 
-def show(replies: dict[str, list[list[Reply]]], block_size: int) -> int:
+def show(replies: dict[str, list[list[Reply]]], block_size: int | None) -> int:
     """Print every ratio of tokens per second with its interval, and whose tokens are plain decoding's."""
     from dflash_mlx.benchmark.report import Interval
 
@@ -217,7 +259,8 @@ def show(replies: dict[str, list[list[Reply]]], block_size: int) -> int:
         ]
 
     mine = speeds("ours")
-    print(f"tokens per second, ours over theirs, block {block_size}, {len(mine)} prompts, 95 % intervals")
+    blocks = "each with the blocks of its own choice" if block_size is None else f"block {block_size}"
+    print(f"tokens per second, ours over theirs, {blocks}, {len(mine)} prompts, 95 % intervals")
     for name in replies:
         if name == "ours":
             continue
