@@ -380,10 +380,11 @@ class Session:
             return params.max_tokens
         left = limit - len(ids)
         if left < 1:
-            why = " here: there is memory for no more" if limit == self.room else ""
+            what = f"{limit} tokens; shorten the prompt"
+            if limit == self.room:
+                what = f"{limit} tokens here, for want of memory; shorten the prompt, or use fewer bits"
             raise ContextLengthError(
-                f"the prompt has {len(ids)} tokens: this model's maximum context length is "
-                f"{limit} tokens{why}"
+                f"the prompt has {len(ids)} tokens: this model's maximum context length is {what}"
             )
         return left if params.max_tokens is None else min(left, params.max_tokens)
 

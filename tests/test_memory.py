@@ -224,7 +224,7 @@ def test_a_request_that_would_not_fit_is_refused_and_the_next_one_served(
     assert 1024 <= session.room < 4096
     assert session.context_window == session.room
     assert f"there is memory for {session.room:,} tokens of context" in session.notes
-    limit = f"maximum context length is {session.room} tokens here: there is memory for no more"
+    limit = f"maximum context length is {session.room} tokens here, for want of memory; shorten"
     with pytest.raises(ContextLengthError, match=limit) as caught:
         session.generate([5] * 2000)
     assert caught.value.http_status == 400
