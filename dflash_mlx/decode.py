@@ -6,14 +6,14 @@ Plain decoding has blocks of one row and no drafter, and chooses by the same sam
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import mlx.core as mx
 
+from dflash_mlx.decision import Decision
 from dflash_mlx.drafter import Draft, Embed, Head
-from dflash_mlx.errors import NumericsError
-from dflash_mlx.events import Block, Event, Finished, FinishReason, Prefilled, Prefilling, TokenLogprob
-from dflash_mlx.sampling import Choice, Sampler
+from dflash_mlx.events import Block, Event, Finished, FinishReason, Prefilled, Prefilling
+from dflash_mlx.sampling import Sampler
 from dflash_mlx.schedule import PLAIN, Policy
 from dflash_mlx.target.caches import Cache, Checkpoint, arrays
 from dflash_mlx.target.target import Target
@@ -211,7 +211,7 @@ class _Reply:
 
     def first(self, logits: mx.array) -> tuple[Prefilled, bool]:
         """Choose the first token; also whether the reply ends with it."""
-        tokens, logprobs, _ = _Decision(self.sampler.choose(logits, None, self.sampler.noise(1))).wait()
+        tokens, logprobs, _ = Decision(self.sampler.choose(logits, None, self.sampler.noise(1))).wait()
         _, ended = self.take(tokens)
         self.sampler.commit(tokens)
         self.anchor, self.count = tokens[0], 1
@@ -248,7 +248,7 @@ class _Reply:
         """
         current = self.ahead
         assert isinstance(current, _Pass)
-        decision = _Decision(self.sampler.choose(current.logits, None, self.sampler.noise(1)))
+        decision = Decision(self.sampler.choose(current.logits, None, self.sampler.noise(1)))
         rows = self._next_rows(1)
         following = self._launch(decision.choice.tokens) if rows == 1 else None
         tokens, logprobs, _, waited = decision.timed()
@@ -267,7 +267,7 @@ class _Reply:
         try:
             logits, taps = self.target.verify(block, self.caches)
             choice = self.sampler.choose(logits, draft.tokens, drafted.noise)
-            choices, logprobs, drafts, waited = _Decision(choice, draft, check=not self.draft_checked).timed()
+            choices, logprobs, drafts, waited = Decision(choice, draft, check=not self.draft_checked).timed()
             self.draft_checked = True
             accepted = _accept(choices, drafts)
             kept, ended = self.take(choices[: accepted + 1])
@@ -367,53 +367,6 @@ def _release_buffers(count: int, committed: int) -> None:
     """Give MLX's unused buffers back now and then."""
     if count // CLEAR_EVERY > (count - committed) // CLEAR_EVERY:
         mx.clear_cache()
-
-
-class _Decision:
-    """Everything that a cycle decides, on its way to the host: it is waited for once."""
-
-    def __init__(self, choice: Choice, draft: Draft | None = None, *, check: bool = False) -> None:
-        self.choice = choice
-        flags = [choice.finite] if draft is None or not check else [choice.finite, draft.finite]
-        self._flags = len(flags)
-        ids = [choice.tokens] if draft is None else [choice.tokens, draft.tokens]
-        parts = [*ids, *(flag[None] for flag in flags)]
-        self._synced = mx.concatenate([part.astype(mx.int32) for part in parts])
-        # Started by itself: waiting for an array waits for all that was started with it.
-        mx.async_eval(self._synced, *choice.arrays)
-
-    def timed(self) -> tuple[list[int], tuple[TokenLogprob, ...], list[int], float]:
-        """The same as `wait`, and the seconds that it took."""
-        start = time.perf_counter()
-        return *self.wait(), time.perf_counter() - start
-
-    def wait(self) -> tuple[list[int], tuple[TokenLogprob, ...], list[int]]:
-        """Chosen ids, their log probabilities if asked for, and draft ids.
-
-        Raises:
-            NumericsError: some logits are not finite.
-        """
-        values: Any = self._synced.tolist()
-        ids, (target_ok, *draft_ok) = values[: -self._flags], values[-self._flags :]
-        if not target_ok:
-            raise NumericsError("the target's logits are not finite; are its weights damaged?")
-        if not all(draft_ok):
-            raise NumericsError(
-                "the drafter's logits are not finite; are its weights damaged, or its activations float16?"
-            )
-        rows = self.choice.tokens.shape[0]
-        return ids[:rows], _logprobs(ids[:rows], self.choice), ids[rows:]
-
-
-def _logprobs(tokens: list[int], choice: Choice) -> tuple[TokenLogprob, ...]:
-    if choice.logprobs is None:
-        return ()
-    chosen: Any = choice.logprobs.tolist()
-    tops: Any = [()] * len(tokens)
-    if choice.top_ids is not None and choice.top_logprobs is not None:
-        pairs: Any = zip(choice.top_ids.tolist(), choice.top_logprobs.tolist(), strict=True)  # type: ignore[arg-type]  # two axes
-        tops = [tuple(zip(ids, values, strict=True)) for ids, values in pairs]
-    return tuple(TokenLogprob(t, p, top) for t, p, top in zip(tokens, chosen, tops, strict=True))
 
 
 def _accept(choices: list[int], drafts: list[int]) -> int:

@@ -21,7 +21,7 @@ LAYERS: tuple[set[str], ...] = (
     {"smollm2"},
     {"drafter", "target"},
     {"memory", "sampling", "schedule"},
-    {"decode", "result"},
+    {"decision", "decode", "result"},
     {"text", "prefix_cache", "calibrate"},
     {"chat_template"},
     {"session"},
@@ -84,7 +84,7 @@ def test_imports_point_downwards(module: str) -> None:
         assert it in ONLY_IMPORTS.get(me, {it}), f"{module} imports {imported}"
 
 
-@pytest.mark.parametrize("module", ["", ".errors", ".events", ".config", ".terminal"])
+@pytest.mark.parametrize("module", ["", ".errors", ".events", ".config", ".options", ".terminal"])
 def test_imports_without_mlx(module: str) -> None:
     """The chat and a failing start need these where MLX may not even load."""
     code = f"import sys, dflash_mlx{module}; sys.exit('mlx' in sys.modules)"
