@@ -1,16 +1,13 @@
-"""Event logs: what the server sends for a reply, as SSE chunks. One is recorded, the others composed.
+"""Event logs: what the server sends for a reply, as SSE chunks, composed.
 
-A composed log splits a text into word-like tokens and draws how many of each block are accepted, from a seed.
+A log splits a text into word-like tokens and draws how many of each block are accepted, from a seed.
 """
 
-import json
 import random
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
-DATA = Path(__file__).parent / "data"
 Chunk = dict[str, Any]
 
 PROSE = """196 factors as 2² × 7², so the number of divisors is the product of one more than each exponent:
@@ -126,12 +123,6 @@ def said(tokens: Sequence[tuple[str, str]], facts: Chunk) -> Chunk:
 def shown(text: str, origin: str) -> Chunk:
     """A token for display."""
     return {"id": 0, "text": text, "origin": origin}
-
-
-def recorded(name: str) -> list[Chunk]:
-    """A log that scripts/record_chat_log.py wrote."""
-    lines = (DATA / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]
 
 
 def token_count(chunks: Sequence[Chunk]) -> int:
