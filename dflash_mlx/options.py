@@ -14,18 +14,19 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "default": "exact",
         "help": "fast: larger blocks for less on a GPU, in other last bits than mlx-lm's (default: exact)",
     },
-    "draft-bits": {"type": int, "choices": (4, 8), "help": "quantize the drafter's linear layers"},
+    "draft_bits": {"type": int, "choices": (4, 8), "help": "quantize the drafter's linear layers"},
     "revision": {"help": "branch, tag or commit of --model on the hub"},
-    "draft-revision": {"help": "branch, tag or commit of --draft on the hub"},
+    "draft_revision": {"help": "branch, tag or commit of --draft on the hub"},
     "adapter": {"help": "LoRA adapter for --model: folder or hub id, as mlx-lm trains them"},
     "dequantize": {"action": "store_true", "help": "turn a quantized target into float32"},
 }
+"""Settings of each option's parser, by the name that the parsed value has."""
 
 
 def add_pair_options(parser: argparse.ArgumentParser) -> None:
     """Let a command take these options."""
     for name, settings in OPTIONS.items():
-        parser.add_argument(f"--{name}", **settings)
+        parser.add_argument(_flag(name), **settings)
 
 
 def add_block_size(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +50,7 @@ def block_size(text: str) -> int | None:
 
 def pair_settings(args: argparse.Namespace) -> dict[str, Any]:
     """What `dflash_mlx.load` takes, from parsed arguments."""
-    settings = {name.replace("-", "_"): getattr(args, name.replace("-", "_")) for name in OPTIONS}
+    settings = {name: getattr(args, name) for name in OPTIONS}
     return {"target": settings.pop("model"), "drafter": settings.pop("draft"), **settings}
 
 
@@ -59,9 +60,13 @@ def given(args: argparse.Namespace, but: str = "") -> list[str]:
     for name, settings in OPTIONS.items():
         if name == but:
             continue
-        value = getattr(args, name.replace("-", "_"))
+        value = getattr(args, name)
         if value is True:
-            words.append(f"--{name}")
+            words.append(_flag(name))
         elif value and value != settings.get("default"):
-            words += [f"--{name}", str(value)]
+            words += [_flag(name), str(value)]
     return words
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
