@@ -200,6 +200,16 @@ def pair(name: str) -> tuple[str, str]:
 
 def full_precision(name: str, folder: Path) -> tuple[tuple[str, str], tuple[str, str]]:
     """A pair in float32, and the same in the form that every implementation reads: without a draft head."""
+    target, drafter = pair(name)
+    ours, theirs = folder / "drafter", folder / "headless"
+    float_target(target, folder / "target")
+    float_drafter(drafter, ours, draft_head=True)
+    float_drafter(drafter, theirs, draft_head=False)
+    return (str(folder / "target"), str(ours)), (str(folder / "target"), str(theirs))
+
+
+def float_target(source: str, folder: Path) -> None:
+    """A target's folder with weights in float32."""
     import shutil
 
     import mlx.core as mx
@@ -207,29 +217,32 @@ def full_precision(name: str, folder: Path) -> tuple[tuple[str, str], tuple[str,
 
     from dflash_mlx.target import load_target
 
-    source, drafts = pair(name)
-    target, drafter, headless = folder / "target", folder / "drafter", folder / "headless"
-    shutil.copytree(source, target)
-    weights: Any = tree_flatten(load_target(target, dequantize=True).target.model.parameters())
+    shutil.copytree(source, folder)
+    weights: Any = tree_flatten(load_target(Path(source), dequantize=True).target.model.parameters())
     weights = {name: weight.astype(mx.float32) for name, weight in weights}
-    mx.save_safetensors(str(target / "model.safetensors"), weights, {"format": "mlx"})
-    config = json.loads((target / "config.json").read_text())
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
+    config = json.loads((folder / "config.json").read_text())
     config = {key: value for key, value in config.items() if not key.startswith("quantization")}
-    (target / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config))
 
-    weights = mx.load(str(Path(drafts) / "model.safetensors"))
+
+def float_drafter(source: str, folder: Path, *, draft_head: bool) -> None:
+    """A drafter's folder with weights in float32, and without its draft head unless that is to stay."""
+    import shutil
+
+    import mlx.core as mx
+
+    shutil.copytree(source, folder)
+    weights: Any = mx.load(str(Path(source) / "model.safetensors"))
     ids = weights.pop("draft_head_ids", None)
     weights = {name: weight.astype(mx.float32) for name, weight in weights.items()}
-    shutil.copytree(drafts, headless)
-    mx.save_safetensors(str(headless / "model.safetensors"), weights)
-    config = json.loads((headless / "config.json").read_text())
-    config["dflash_config"].pop("draft_head_size", None)
-    (headless / "config.json").write_text(json.dumps(config))
-    if ids is None:
-        return (str(target), str(headless)), (str(target), str(headless))
-    shutil.copytree(drafts, drafter)
-    mx.save_safetensors(str(drafter / "model.safetensors"), {**weights, "draft_head_ids": ids})
-    return (str(target), str(drafter)), (str(target), str(headless))
+    config = json.loads((folder / "config.json").read_text())
+    if not draft_head:
+        config["dflash_config"].pop("draft_head_size", None)
+    elif ids is not None:
+        weights["draft_head_ids"] = ids
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    (folder / "config.json").write_text(json.dumps(config))
 
 
 def interleave(
