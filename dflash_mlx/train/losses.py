@@ -95,7 +95,8 @@ def block_loss(model: DrafterModel, target: Target, batch: Batch, draws: Draws, 
         agreement = goal.soft * ((theirs * scores).sum(axis=-1) - norm) + (1 - goal.soft) * right
     if goal.states:
         distance = (hidden - batch.final).square().mean(axis=-1)
-        agreement = agreement - goal.states * distance / batch.final.square().mean()
+        size = (known * batch.final.square().mean(axis=-1)).sum() / known.sum()
+        agreement = agreement - goal.states * distance / size
     weight = known * slot_weights(right, goal)
     return -(agreement * weight).sum() / weight.sum()
 
