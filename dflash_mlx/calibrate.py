@@ -1,6 +1,8 @@
-"""Measure what a cycle of each block size costs on this machine: a few seconds once, then remembered.
+"""Measure what a cycle of each block size costs on this machine: at the first loads, then remembered.
 
-The decode loop itself is timed, over caches that are made deep without reading a prompt.
+The decode loop itself is timed, over caches that are made deep without reading a prompt. Noise only ever
+adds, so of several timings the quickest counts. They are spread over several loads, and in each of them over
+all sizes in turns: a moment in which the machine was busy must not decide how it decodes from then on.
 """
 
 import hashlib
@@ -24,15 +26,17 @@ from dflash_mlx.target.caches import Cache, leaves
 
 DEPTHS = (8, 1024, 8192)
 """Context lengths to measure at: the shortest, and two between which attention's share shows."""
-CYCLES = 5
-"""Cycles of each size; the first one is not counted, and of the others the quickest: noise only ever adds."""
-ENOUGH = 0.4
-"""Seconds after which two cycles of a size must do: where they take long, noise is a small part of them."""
+LOADS = 3
+"""Loads of a pair that measure."""
+ROUNDS = 3
+"""Times that each of them goes round all sizes; the first, which warms up, does not count."""
+ENOUGH = 2.0
+"""Seconds at one depth after which two rounds must do."""
 KIND = "costs"
 
 
 def costs(target: Target, drafter: DrafterModel, numbers: str) -> Costs:
-    """Costs of this pair on this machine, remembered or measured now.
+    """Costs of this pair on this machine: remembered, or measured now as at the first loads.
 
     Args:
         numbers: how the session describes its arithmetic; another BLAS has other costs too.
@@ -44,13 +48,17 @@ def costs(target: Target, drafter: DrafterModel, numbers: str) -> Costs:
         "mlx": importlib.metadata.version("mlx"),
         "mlx-lm": importlib.metadata.version("mlx-lm"),
         "numbers": numbers,
-        "depths": str(DEPTHS),
+        "measured": f"depths {DEPTHS}, {ROUNDS} rounds, {LOADS} loads",
     }
     known = memo.recall(KIND, key)
-    if known is not None:
-        return Costs.from_json(known)
+    loads = 0 if known is None else known["loads"]
+    earlier = None if known is None else Costs.from_json(known["costs"])
+    if earlier is not None and loads >= LOADS:
+        return earlier
     found = measure_costs(target, drafter)
-    memo.remember(KIND, key, found.to_json())
+    if earlier is not None and earlier.depths == found.depths:
+        found = found.quickest(earlier)
+    memo.remember(KIND, key, {"loads": loads + 1, "costs": found.to_json()})
     return found
 
 
@@ -68,8 +76,8 @@ def fingerprint(*models: nn.Module) -> str:
 
 def measure_costs(target: Target, drafter: DrafterModel, depths: Iterable[int] = DEPTHS) -> Costs:
     """Time cycles of every block size, and a draft pass."""
-    sizes, limit = drafter.config.block_size, target.context_length
-    room = CYCLES * sizes * (sizes + 1) // 2
+    largest, limit = drafter.config.block_size, target.context_length
+    room = ROUNDS * sum(_round(largest))
     depths = tuple(depth for depth in depths if limit is None or depth + room <= limit) or DEPTHS[:1]
     return Costs(
         depths=depths,
@@ -78,28 +86,40 @@ def measure_costs(target: Target, drafter: DrafterModel, depths: Iterable[int] =
     )
 
 
-class _Sweep:
-    """A policy that goes through all sizes, and notes what their cycles took.
+def _round(largest: int) -> list[int]:
+    """The sizes of a round, the largest first; of the plain steps at its end only the middle one counts.
 
-    The largest come first: a plain step starts the pass of the next, so one before a block would look cheap.
+    The first of them was not started ahead, as plain steps are among others, and the last starts none.
     """
+    return [*range(largest, 1, -1), 1, 1, 1]
+
+
+class _Sweep:
+    """A policy that goes round all sizes, and notes what their cycles took."""
 
     def __init__(self, largest: int) -> None:
-        self.seconds: dict[int, list[float]] = {rows: [] for rows in range(largest, 0, -1)}
+        self._round = _round(largest)
+        self._asked = 0
+        self._observed = 0
+        self._total = 0.0
+        self.seconds: dict[int, list[float]] = {rows: [] for rows in range(1, largest + 1)}
 
     @property
     def done(self) -> bool:
-        return all(map(_enough, self.seconds.values()))
+        timed = min(map(len, self.seconds.values()))
+        return timed >= ROUNDS or (timed > 1 and self._total > ENOUGH)
 
     def rows(self, limit: int, keys: int) -> int:
-        return next((rows for rows, times in self.seconds.items() if not _enough(times)), 1)
+        self._asked += 1
+        return self._round[(self._asked - 1) % len(self._round)]
 
     def observe(self, rows: int, accepted: int, seconds: float, keys: int) -> None:
-        self.seconds[rows].append(seconds)
-
-
-def _enough(times: list[float]) -> bool:
-    return len(times) >= CYCLES or (len(times) > 1 and sum(times) > ENOUGH)
+        # The loop asks before it tells, or after, but cycles come in the order in which they were asked for.
+        place = self._observed % len(self._round)
+        if seconds > 0 and (rows > 1 or place == len(self._round) - 2):
+            self.seconds[rows].append(seconds)
+        self._observed += 1
+        self._total += seconds
 
 
 def _cycles(target: Target, drafter: DrafterModel, depth: int) -> tuple[float, ...]:
@@ -112,7 +132,7 @@ def _cycles(target: Target, drafter: DrafterModel, depth: int) -> tuple[float, .
         target, caches, prompt, sampler, drafter=Drafter(drafter), policy=sweep, cancelled=lambda: sweep.done
     ):
         pass
-    return tuple(min(sweep.seconds[rows][1:]) for rows in sorted(sweep.seconds))
+    return tuple(min(times[1:]) for times in sweep.seconds.values())
 
 
 def deep_cache(target: Target, depth: int) -> list[Cache]:
@@ -137,7 +157,7 @@ def _draft_pass(target: Target, drafter: DrafterModel) -> float:
     width = len(drafter.config.target_layer_ids) * target.hidden_size
     proposer.extend(mx.zeros((1, 1, width)))
     times: list[float] = []
-    while not _enough(times):
+    for _ in range(ROUNDS):
         start = time.perf_counter()
         mx.eval(proposer.propose(0, drafter.config.block_size, target.embed, target.draft_head).tokens)
         times.append(time.perf_counter() - start)

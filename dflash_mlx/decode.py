@@ -30,6 +30,9 @@ Blocks = Generator[Block, None, FinishReason]
 FEED_EVERY = 16
 """Plain cycles whose taps wait for the drafter: it reads its weights once for all of them."""
 
+QUIET = 0.1
+"""Share of a cycle that the caller may take between two without the next one looking quicker for it."""
+
 
 class Proposer(Protocol):
     """What the loop asks of a drafter; `dflash_mlx.drafter.Drafter` is one."""
@@ -161,6 +164,7 @@ class _Reply:
         waiting: taps of committed rows that the drafter has not taken in yet.
         ahead: what was started for the next cycle, so that the device works while Python does.
         clock: when the last cycle's result was known; time that the caller takes does not count.
+        undisturbed: whether the caller took hardly any, so that the device did not get ahead in it.
     """
 
     target: Target
@@ -177,6 +181,7 @@ class _Reply:
     ahead: _Pass | _Drafted | None = None
     draft_checked: bool = False
     clock: float = 0.0
+    undisturbed: bool = True
 
     def prefill(
         self,
@@ -231,7 +236,9 @@ class _Reply:
                 _release_buffers(self.count, block.committed)
                 handed_out = time.perf_counter()
                 yield block
-                self.clock += time.perf_counter() - handed_out
+                waited = time.perf_counter() - handed_out
+                self.clock += waited
+                self.undisturbed = waited < QUIET * block.seconds
                 if ended:
                     return "stop"
             return "length"
@@ -336,7 +343,7 @@ class _Reply:
         """Note what a cycle of `rows` rows added to the reply; returns the seconds since the one before."""
         now = time.perf_counter()
         seconds, self.clock = now - self.clock, now
-        self.policy.observe(rows, accepted, seconds, self.rows)
+        self.policy.observe(rows, accepted, seconds if self.undisturbed else 0.0, self.rows)
         self.sampler.commit(tokens)
         self.rows, self.count, self.anchor = self.rows + len(tokens), self.count + len(tokens), tokens[-1]
         self._take(taps, every=FEED_EVERY)

@@ -19,7 +19,10 @@ class Policy(Protocol):
         """Rows of the next pass, 1 to `limit`; 1 decodes plainly. `keys` is the context's length."""
 
     def observe(self, rows: int, accepted: int, seconds: float, keys: int) -> None:
-        """A cycle of `rows` rows took `seconds`, and `accepted` of its `rows - 1` drafts were right."""
+        """A cycle of `rows` rows took `seconds`, and `accepted` of its `rows - 1` drafts were right.
+
+        0 seconds: not known, because the device went on while the caller kept the last cycle's tokens.
+        """
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,12 @@ class Costs:
             for rows in range(2, self.largest + 1)
         )
 
+    def quickest(self, other: "Costs") -> "Costs":
+        """Of two measurements of one pair, at the same depths, the smaller costs."""
+        pairs = zip(self.cycles, other.cycles, strict=True)
+        cycles = tuple(tuple(map(min, mine, theirs)) for mine, theirs in pairs)
+        return Costs(self.depths, cycles, min(self.draft, other.draft))
+
     @staticmethod
     def from_json(obj: dict[str, Any]) -> "Costs":
         """The costs that `to_json` described."""
@@ -127,29 +136,52 @@ class Acceptance:
 
 
 class LiveCosts:
-    """Measured costs, corrected by every later cycle: as a whole (heat, load) and for each block size."""
+    """Measured costs, corrected by every later cycle: as a whole (heat, load) and for each block size.
+
+    What was measured while the machine was busy may look so dear that it is never tried again. So when cycles
+    of a block prove far quicker than believed, that is believed at once, and of blocks of all sizes.
+    """
 
     SPEED = 0.05
     """Share of an error that each of the two corrections takes."""
     CLIP = 0.25
     """Logarithm of the largest error that is believed at once: a hiccup is no news."""
+    PROOF = 2
+    """Cycles of a size, one after the other, that must all be quicker by more than that to be believed."""
 
     def __init__(self, measured: Costs) -> None:
         self._measured = measured
         self._overall = 0.0
         self._by_rows = [0.0] * measured.largest
+        self._quicker: list[list[float]] = [[] for _ in self._by_rows]
 
     def seconds(self, rows: int, keys: int) -> float:
         """A cycle of so many rows after so many keys."""
         return self._measured.seconds(rows, keys) * math.exp(self._overall + self._by_rows[rows - 1])
 
     def observe(self, rows: int, seconds: float, keys: int) -> None:
-        """A cycle took this long."""
+        """A cycle took this long, if that is known."""
         if seconds > 0:
             error = math.log(seconds / self.seconds(rows, keys))
+            error -= self._prove(rows, error)
             step = self.SPEED * min(self.CLIP, max(-self.CLIP, error))
             self._overall += step
             self._by_rows[rows - 1] += step
+
+    def _prove(self, rows: int, error: float) -> float:
+        """What of an error is now proven, and corrected."""
+        quicker = self._quicker[rows - 1]
+        if error >= -self.CLIP:
+            quicker.clear()
+            return 0.0
+        quicker.append(error)
+        if len(quicker) < self.PROOF:
+            return 0.0
+        proven = max(quicker)
+        quicker.clear()
+        for size in [1] if rows == 1 else range(2, self._measured.largest + 1):
+            self._by_rows[size - 1] += proven
+        return proven
 
 
 class Adaptive:
@@ -199,12 +231,19 @@ class Adaptive:
         best = max(rates, key=lambda rows: rates[rows])
         if self._size in rates and rates[self._size] * self.KEEP >= rates[best]:
             best = self._size
-        # Where not even right drafts would pay there is nothing to learn.
-        hopeful = [rows for rows in payable if rows > HOPE * prices[rows - 1]]
-        if best == 1 and hopeful and self._since_draft >= self.PROBE_AFTER:
-            # The largest of the cheapest ones: more drafts for the same price show more.
-            return max(rows for rows in hopeful if prices[rows - 1] < 1.03 * prices[hopeful[0] - 1])
+        if best == 1 and self._since_draft >= self.PROBE_AFTER:
+            return self._probe(prices, payable)
         return best
+
+    def _probe(self, prices: list[float], payable: list[int]) -> int:
+        """The block to try while plain decoding is best; 1 if there is none."""
+        # Blocks for which not even right drafts would pay show one thing alone: that they are not so dear.
+        hopeful = [rows for rows in payable if rows > HOPE * prices[rows - 1]] or payable[1:]
+        if not hopeful:
+            return 1
+        cheapest = min(prices[rows - 1] for rows in hopeful)
+        # The largest of the cheapest ones: more drafts for the same price show more.
+        return max(rows for rows in hopeful if prices[rows - 1] < 1.03 * cheapest)
 
     def observe(self, rows: int, accepted: int, seconds: float, keys: int) -> None:
         """Learn from a cycle."""

@@ -1,15 +1,86 @@
-"""What the first load measures of a pair on this machine."""
+"""What the first loads measure of a pair on this machine."""
 
-from dflash_mlx.calibrate import CYCLES, _Sweep
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from mlx import nn
+
+from dflash_mlx import calibrate
+from dflash_mlx.calibrate import LOADS, ROUNDS, _Sweep
+from dflash_mlx.schedule import Costs
 
 
-def test_every_size_is_timed_and_slow_ones_less_often() -> None:
-    sweep = _Sweep(3)
-    seconds = {1: 0.01, 2: 0.15, 3: 2.0}
-    asked = []
+def swept(sweep: _Sweep, seconds: dict[int, float]) -> list[int]:
+    """Go through the sweep as the loop does; the sizes of all cycles."""
+    sizes = [sweep.rows(9, 8)]
     while not sweep.done:
-        rows = sweep.rows(3, 8)
-        asked.append(rows)
+        rows = sizes[-1]
+        if rows == 1:  # asked ahead
+            sizes.append(sweep.rows(9, 8))
         sweep.observe(rows, 0, seconds[rows], 8)
-    assert [asked.count(rows) for rows in (1, 2, 3)] == [CYCLES, 3, 2]
-    assert asked[-1] == 1, "a plain step before a block would look cheap"
+        if rows > 1:
+            sizes.append(sweep.rows(9, 8))
+    return sizes
+
+
+def test_all_sizes_are_timed_in_turns() -> None:
+    sweep = _Sweep(3)
+    sizes = swept(sweep, {1: 0.01, 2: 0.02, 3: 0.03})
+    assert sizes[:10] == [3, 2, 1, 1, 1, 3, 2, 1, 1, 1]
+    assert {rows: len(times) for rows, times in sweep.seconds.items()} == {1: ROUNDS, 2: ROUNDS, 3: ROUNDS}
+
+
+def test_slow_sizes_are_timed_less_often() -> None:
+    sweep = _Sweep(3)
+    swept(sweep, {1: 0.2, 2: 0.5, 3: 0.9})
+    assert {len(times) for times in sweep.seconds.values()} == {2}
+
+
+def test_of_plain_steps_the_one_among_others_counts_and_a_cycle_of_unknown_length_does_not() -> None:
+    sweep = _Sweep(2)
+    for seconds in (0.0, 3.0, 1.0, 4.0, 2.0, 3.1, 1.1, 4.1, 2.1):
+        sweep.rows(2, 8)
+        sweep.observe(2 if seconds in (0.0, 2.0, 2.1) else 1, 0, seconds, 8)
+    assert sweep.seconds == {1: [1.0, 1.1], 2: [2.0, 2.1]}
+
+
+class Loads:
+    """Loads of one pair, whose measurements are given."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+        monkeypatch.setattr(calibrate, "measure_costs", lambda *_: self.found.pop())
+        self.found: list[Costs] = []
+
+    def load(self, *found: Costs) -> Costs:
+        """The costs of a session, which measures these at most."""
+        self.found = list(found)
+        target: Any = SimpleNamespace(model=nn.Linear(2, 2))
+        drafter: Any = nn.Linear(2, 2)
+        return calibrate.costs(target, drafter, "exact")
+
+
+def curve(*seconds: float, depth: int = 8) -> Costs:
+    return Costs((depth,), (seconds,), seconds[-1] / 10)
+
+
+def test_the_first_loads_measure_and_the_quickest_counts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    loads = Loads(monkeypatch, tmp_path)
+    busy = curve(1.1, 9.0, 9.0)
+    assert loads.load(busy) == busy
+    assert not busy.can_pay
+    assert loads.load(curve(1.0, 1.4, 9.0)) == Costs((8,), ((1.0, 1.4, 9.0),), 0.9)
+    for _ in range(2, LOADS):
+        assert loads.load(curve(1.2, 1.5, 1.8)) == Costs((8,), ((1.0, 1.4, 1.8),), 0.18)
+    assert loads.load() == Costs((8,), ((1.0, 1.4, 1.8),), 0.18), "remembered"
+
+
+def test_costs_at_other_depths_are_not_mixed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A context that was limited in between leaves room for fewer depths."""
+    loads = Loads(monkeypatch, tmp_path)
+    loads.load(curve(1.0, 1.5))
+    assert loads.load(curve(2.0, 3.0, depth=1024)) == curve(2.0, 3.0, depth=1024)

@@ -4,6 +4,7 @@ import gc
 import io
 import random
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -513,7 +514,7 @@ class Wild:
 
     def observe(self, rows: int, accepted: int, seconds: float, keys: int) -> None:
         assert 0 <= accepted < rows
-        assert seconds > 0
+        assert seconds >= 0
         self.seen.append(rows)
 
 
@@ -538,6 +539,38 @@ def test_no_policy_can_change_the_tokens(family: str, name: str) -> None:
             assert drafter.rows == len(seen) - 1
             sizes |= set(policy.seen)
     assert len(sizes) > 1
+
+
+class Timed:
+    """Blocks of one size, and what the policy is told of their seconds."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.seconds: list[float] = []
+
+    def rows(self, limit: int, keys: int) -> int:
+        return min(self.size, limit)
+
+    def observe(self, rows: int, accepted: int, seconds: float, keys: int) -> None:
+        self.seconds.append(seconds)
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_a_cycle_in_which_the_device_got_ahead_of_a_slow_caller_is_not_timed(size: int) -> None:
+    target = tiny_target("qwen3")
+    prompt = prompt_of(6)
+    reply = plain(target, prompt, 12)
+    told = []
+    for pause in (0.0, 0.05):
+        policy = Timed(size)
+        drafter = Scripted(6, reply, scripts()["wrong"])
+        for _ in decode(target, target.make_cache(), prompt, drafter=drafter, policy=policy, max_tokens=12):
+            time.sleep(pause)
+        told.append(policy.seconds)
+    assert len(told[0]) == len(told[1]) >= 8
+    assert sum(seconds > 0 for seconds in told[0]) > len(told[0]) / 2
+    assert told[1][0] > 0
+    assert not any(told[1][1:])
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_5", "gemma4"])

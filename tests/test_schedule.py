@@ -125,6 +125,19 @@ def test_a_plain_step_that_was_measured_wrongly_is_found_out(wrong: float) -> No
         assert speed(run[1500:]) > 0.95 * machine.best(p), (p, speed(run[1500:]) / machine.best(p))
 
 
+@pytest.mark.parametrize("name", CURVES)
+def test_blocks_that_were_measured_while_the_machine_was_busy_are_found_out(name: str) -> None:
+    """All look so dear that they would never be tried; which of them is best, the next load's costs tell."""
+    machine = Machine(CURVES[name])
+    for seed in SEEDS:
+        dice = random.Random(seed)
+        busy = [machine.curve[0], *(s * dice.uniform(3, 8) for s in machine.curve[1:])]
+        for p in (0.1, 0.8):
+            run = machine.run(Adaptive(Costs((0,), (tuple(busy),), 0.006)), always(p), 4000, seed)
+            assert speed(run) > 0.97 / machine.curve[0], (p, speed(run) * machine.curve[0])
+            assert speed(run[3000:]) > 0.75 * machine.best(p), (p, speed(run[3000:]) / machine.best(p))
+
+
 def test_heat_moves_all_sizes_together() -> None:
     """One size runs 30 % slower than measured because all do: the others must not look better for it."""
     costs = LiveCosts(Costs((0,), ((1.0, 1.1, 1.2),), 0.1))
@@ -138,6 +151,19 @@ def test_a_hiccup_is_no_news() -> None:
     costs = LiveCosts(Costs((0,), ((1.0, 1.1),), 0.1))
     costs.observe(2, 100.0, 0)
     assert costs.seconds(2, 0) < 1.15
+
+
+def test_a_single_quick_cycle_is_no_news_either_but_two_are() -> None:
+    costs = LiveCosts(Costs((0,), ((1.0, 4.0, 6.0),), 0.1))
+    costs.observe(2, 0.01, 0)
+    assert costs.seconds(2, 0) > 3.8
+    costs.observe(2, 4.0, 0)
+    costs.observe(2, 1.2, 0)
+    assert costs.seconds(2, 0) > 3.5
+    costs.observe(2, 1.1, 0)
+    assert costs.seconds(2, 0) == pytest.approx(1.2, rel=0.05)
+    assert costs.seconds(3, 0) == pytest.approx(1.8, rel=0.05), "nobody would try it at 6"
+    assert costs.seconds(1, 0) == pytest.approx(1.0, rel=0.06)
 
 
 def test_the_last_plain_step_before_a_block_is_no_news() -> None:
