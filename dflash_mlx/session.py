@@ -4,11 +4,10 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
-from dflash_mlx import calibrate
-from dflash_mlx.chat_template import Rendered, levels, render
+from dflash_mlx.block_sizes import BlockSizes
+from dflash_mlx.chat_template import levels
 from dflash_mlx.decode import CLEAR_EVERY, decode
 from dflash_mlx.drafter import Drafter, DrafterModel
 from dflash_mlx.errors import (
@@ -21,16 +20,14 @@ from dflash_mlx.events import Event, Finished, Prefilled
 from dflash_mlx.kernels import Walker
 from dflash_mlx.params import SamplingParams
 from dflash_mlx.prefix_cache import Context, PrefixCache
+from dflash_mlx.prompt import Prompt, encode
 from dflash_mlx.result import Result, collect
 from dflash_mlx.sampling import Sampler, check_bias
-from dflash_mlx.schedule import PLAIN, Adaptive, Costs, Fixed, Policy
+from dflash_mlx.schedule import PLAIN, Costs, Policy
 from dflash_mlx.target import Target
 from dflash_mlx.target.exactness import EXACT, FAST, measure_exactness
 from dflash_mlx.target.load import Tokenizer
 from dflash_mlx.text import Reply, Thinking
-
-Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
-"""Text (taken raw), token ids, or chat messages."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +65,6 @@ class Session:
         exactness: "exact" if speculation cannot change a token on this machine, else what differs.
         fallbacks: what runs slower than it could, because a kernel does not exist or failed here, and why.
         prefill_step: prompt rows per forward pass, speculating or not.
-        block_size: rows of a verify pass where a request names none; None: chosen for every cycle.
         defaults: how the model's makers sample from it; what `stream` does without parameters is greedy.
         room: tokens of context that there is memory for, if that is less than the target could have.
 
@@ -99,7 +95,6 @@ class Session:
         self.notes = notes
         self.prefill_step = prefill_step
         self.defaults = defaults or SamplingParams()
-        self.block_size: int | None = None
         self.room = room
         self.exactness = EXACT
         self.fallbacks: tuple[str, ...] = ()
@@ -115,7 +110,7 @@ class Session:
             self.exactness = FAST if target.linears.uses_tile else EXACT
         if drafter is not None:
             self._attach(drafter)
-        self.block_size = self._check_block(block_size)
+        self._block_sizes = BlockSizes(target, drafter, self.exactness, block_size)
 
     def _attach(self, drafter: DrafterModel) -> None:
         """Attach the drafter to the target, and have every kernel compiled before the first reply."""
@@ -141,7 +136,7 @@ class Session:
         Raises:
             UsageError: the prompt is empty, or is none of text, token ids and messages.
         """
-        return list(self._encode(prompt, reasoning).ids)
+        return list(encode(prompt, self.tokenizer, self.target.vocab_size, reasoning).ids)
 
     def prepare(
         self,
@@ -160,41 +155,17 @@ class Session:
         and `tools` are functions that the model may call, as OpenAI's clients describe them.
         """
         params = params or SamplingParams()
-        rendered = self._encode(prompt, reasoning, variables, tools)
+        rendered = encode(prompt, self.tokenizer, self.target.vocab_size, reasoning, variables, tools)
         check_bias(params, self.target.vocab_size)
         return Prepared(
             rendered.ids,
             rendered.turns,
             rendered.thinking,
             params,
-            self._check_block(block_size),
+            self._block_sizes.checked(block_size),
             speculative,
             self._max_tokens(rendered.ids, params),
         )
-
-    def _encode(
-        self,
-        prompt: Prompt,
-        reasoning: str | None,
-        variables: Mapping[str, Any] | None = None,
-        tools: Sequence[Mapping[str, Any]] = (),
-    ) -> Rendered:
-        if prompt and _all(prompt, Mapping):
-            messages = [dict(cast(Mapping[str, Any], message)) for message in prompt]
-            rendered = render(self.tokenizer, messages, reasoning=reasoning, variables=variables, tools=tools)
-        elif reasoning is not None or variables:
-            name, value = ("reasoning", reasoning) if reasoning is not None else ("variables", variables)
-            raise UsageError(f"{name} is {value!r}: it needs messages, a raw prompt has no template")
-        elif isinstance(prompt, str) or _all(prompt, int):
-            ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-            rendered = Rendered(tuple(int(cast(int, token)) for token in ids), (), None)
-        else:
-            raise UsageError(f"prompt is a {type(prompt).__name__}: pass text, token ids, or messages")
-        if not rendered.ids:
-            raise UsageError("the prompt is empty: it must hold at least one token")
-        if bad := [t for t in rendered.ids if not 0 <= t < self.target.vocab_size]:
-            raise UsageError(f"token id {bad[0]} is not in the vocabulary: [0, {self.target.vocab_size})")
-        return rendered
 
     # --- replies ------------------------------------------------------------------------------
 
@@ -232,7 +203,7 @@ class Session:
         """Decode what `prepare` made ready; errors as for `stream`."""
         self._check_thread()
         params = request.params
-        policy = self._policy(request.block_size, speculative=request.speculative)
+        policy = self._block_sizes.policy(request.block_size) if request.speculative else PLAIN
         sampler = Sampler(params, request.ids, self.target.vocab_size, self._known_ids)
         reply = Reply(self.tokenizer, eos=self._eos, stop=tuple(params.stop), thinking=request.thinking)
         self._cancelled.clear()
@@ -257,11 +228,16 @@ class Session:
         self._cancelled.set()
 
     @property
+    def block_size(self) -> int | None:
+        """Rows of a verify pass where a request names none; None: chosen for every cycle."""
+        return self._block_sizes.default
+
+    @property
     def largest_block(self) -> int:
         """Rows of the block that the drafter was trained for; 1 without a drafter."""
-        return 1 if self.drafter is None else self.drafter.config.block_size
+        return self._block_sizes.largest
 
-    @cached_property
+    @property
     def costs(self) -> Costs:
         """What cycles cost on this machine: remembered, or measured when first asked for, in some seconds.
 
@@ -269,21 +245,12 @@ class Session:
             UsageError: there is no drafter.
         """
         self._check_thread()
-        if self.drafter is None:
-            raise UsageError("there is no drafter, so there is no block size to choose")
-        return calibrate.costs(self.target, self.drafter, self.exactness)
+        return self._block_sizes.costs
 
     def fallbacks_at(self, block_size: int | None) -> tuple[str, ...]:
         """`fallbacks`, and where a block size is to be chosen (None) why none can ever pay, if so."""
-        if self.drafter is None or block_size is not None or self.costs.can_pay:
-            return self.fallbacks
-        largest = self.costs.largest
-        price = self.costs.seconds(largest, 0) / self.costs.seconds(1, 0)
-        return (
-            *self.fallbacks,
-            f"decoding plainly: a pass of {largest} rows costs {price:.1f} plain steps here, "
-            "more than it could ever give",
-        )
+        why = self._block_sizes.why_plain(block_size)
+        return self.fallbacks if why is None else (*self.fallbacks, why)
 
     @property
     def reasoning_levels(self) -> tuple[str, ...]:
@@ -387,35 +354,3 @@ class Session:
                 f"the prompt has {len(ids)} tokens: this model's maximum context length is {what}"
             )
         return left if params.max_tokens is None else min(left, params.max_tokens)
-
-    def _check_block(self, block_size: int | None) -> int | None:
-        """The block size, or what this session uses without one.
-
-        Raises:
-            UsageError: it is not one that the drafter was trained for.
-        """
-        if block_size is None:
-            return self.block_size
-        trained = self.largest_block
-        if not 1 <= block_size <= trained:
-            made_for = (
-                "there is no drafter" if self.drafter is None else f"the drafter was trained for {trained}"
-            )
-            raise UsageError(f"block_size is {block_size}: it must be between 1 and {trained} ({made_for})")
-        return block_size
-
-    def _policy(self, block_size: int | None, *, speculative: bool) -> Policy:
-        if self.drafter is None or not speculative:
-            return PLAIN
-        if block_size is not None:
-            return Fixed(block_size)
-        return self._adaptive if self.costs.can_pay else PLAIN
-
-    @cached_property
-    def _adaptive(self) -> Adaptive:
-        """One for all replies: the next text is most like the last."""
-        return Adaptive(self.costs)
-
-
-def _all(prompt: object, kind: type) -> bool:
-    return isinstance(prompt, Sequence) and all(isinstance(item, kind) for item in prompt)

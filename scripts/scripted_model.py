@@ -22,11 +22,12 @@ from mlx_lm.utils import load_tokenizer
 
 from dflash_mlx.pairs import EMBEDDED
 from dflash_mlx.params import SamplingParams, TokenMask
+from dflash_mlx.prompt import Prompt
 from dflash_mlx.server.app import make_app
 from dflash_mlx.server.engine import Engine
 from dflash_mlx.server.service import Service
 from dflash_mlx.server.serving import Server, base_url, listen, on_end_of_input
-from dflash_mlx.session import Prepared, Prompt, Session
+from dflash_mlx.session import Prepared, Session
 from dflash_mlx.target import Target
 
 NAME = "script/model"

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from dflash_mlx.benchmark.prompts import Task
 from dflash_mlx.errors import UsageError
 from dflash_mlx.params import SamplingParams
+from dflash_mlx.prompt import Prompt
 from dflash_mlx.result import Result
-from dflash_mlx.session import Prompt, Session
+from dflash_mlx.session import Session
 
 PLAIN = "plain"
 

@@ -15,7 +15,8 @@ from dflash_mlx import Session
 from dflash_mlx.events import Block, Event, Finished, FinishReason, Prefilled
 from dflash_mlx.pairs import EMBEDDED
 from dflash_mlx.params import SamplingParams
-from dflash_mlx.session import Prepared, Prompt
+from dflash_mlx.prompt import Prompt
+from dflash_mlx.session import Prepared
 from dflash_mlx.text import Reply
 from server.live import Live, Watched, open_watched, running
 
