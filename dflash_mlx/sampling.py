@@ -24,12 +24,15 @@ class Choice:
     """Lazy: chosen ids `[L]`, whether all raw logits are finite, and the log probabilities asked for.
 
     Attributes:
+        usable: rows, from the first, whose choice is the target's; the others hang on drafts that a token
+            mask says nothing about, though they may be right. None: all.
         logprobs: of the chosen ids, `[L]`, from the raw logits; None if not asked for.
         top_ids, top_logprobs: of the most probable ids, `[L, n]`, best first.
     """
 
     tokens: mx.array
     finite: mx.array
+    usable: int | None = None
     logprobs: mx.array | None = None
     top_ids: mx.array | None = None
     top_logprobs: mx.array | None = None
@@ -37,7 +40,7 @@ class Choice:
     @property
     def arrays(self) -> list[mx.array]:
         """What there is to evaluate."""
-        return [a for a in vars(self).values() if a is not None]
+        return [a for a in vars(self).values() if isinstance(a, mx.array)]
 
 
 def check_bias(params: SamplingParams, vocab_size: int) -> None:
@@ -98,12 +101,13 @@ class Sampler:
         if noise is not None:
             logits = logits.astype(mx.float32)
         total = mx.logsumexp(logits, axis=-1, keepdims=True)  # [L, 1]; not finite if a logit is NaN or +inf
-        scores = self._processed(logits, total, drafts)  # [L, V]
+        mask, usable = self._masks(logits, drafts)
+        scores = self._processed(logits, total, drafts, mask)  # [L, V]
         if noise is not None:
             scores = mx.where(scores < self._threshold(scores), -mx.inf, scores)
             scores = scores / self.params.temperature + noise
         tokens = mx.argmax(scores, axis=-1)
-        return Choice(tokens, mx.isfinite(total).all(), *self._logprobs(logits, total, tokens))
+        return Choice(tokens, mx.isfinite(total).all(), usable, *self._logprobs(logits, total, tokens))
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Note tokens that became part of the reply."""
@@ -115,7 +119,9 @@ class Sampler:
 
     # --- logits ---------------------------------------------------------------------------------
 
-    def _processed(self, logits: mx.array, total: mx.array, drafts: mx.array | None) -> mx.array:
+    def _processed(
+        self, logits: mx.array, total: mx.array, drafts: mx.array | None, mask: mx.array | None
+    ) -> mx.array:
         """Log probabilities `[L, V]` after bias, penalties and masks.
 
         `logits - logsumexp(logits)` in the logits' own type is what mlx-lm takes the argmax of: rounding
@@ -125,8 +131,8 @@ class Sampler:
         if self._bias is not None:
             changed = changed + self._bias.astype(logits.dtype)
         changed = self._penalized(changed, drafts)
-        if self.params.token_mask is not None:
-            changed = mx.where(self._masks(logits, drafts), changed, -mx.inf)
+        if mask is not None:
+            changed = mx.where(mask, changed, -mx.inf)
         if changed is not logits:
             total = mx.logsumexp(changed, axis=-1, keepdims=True)
         scores = changed - total
@@ -162,21 +168,32 @@ class Sampler:
             logits = logits - penalty_row.astype(logits.dtype)
         return logits
 
-    def _masks(self, logits: mx.array, drafts: mx.array | None) -> mx.array:
-        """The token mask of every row `[L, V]`. It needs the drafts: the pass is started, then waited for."""
-        assert self.params.token_mask is not None
+    def _masks(self, logits: mx.array, drafts: mx.array | None) -> tuple[mx.array | None, int | None]:
+        """The token mask of every row `[L, V]`, and how many rows it speaks of; None where there is none.
+
+        It needs the drafts: the pass is started, then waited for. Of a draft that it does not allow it is not
+        asked further, nor is it blamed for what it says after drafts, which the reply may never come to.
+        """
+        token_mask = self.params.token_mask
+        if token_mask is None:
+            return None, None
         mx.async_eval(logits)
         ids: list[int] = [] if drafts is None else drafts.tolist()  # type: ignore[assignment]  # one axis
         masks = np.ones(logits.shape, dtype=bool)
-        for row in range(len(ids) + 1):
-            masks[row] = self.params.token_mask([*self._reply, *ids[:row]])
+        masks[0] = token_mask([*self._reply])
+        if not masks[0].any():
+            raise UsageError(f"token_mask allows no token at position {len(self._reply)} of the reply")
+        for row in range(1, len(ids) + 1):
+            if not masks[row - 1, ids[row - 1]]:
+                break
+            try:
+                masks[row] = token_mask([*self._reply, *ids[:row]])
+            except Exception:  # if the reply comes to these drafts, the next cycle asks again
+                return mx.array(masks), row
             if not masks[row].any():
-                raise UsageError(
-                    f"token_mask allows no token at position {len(self._reply) + row} of the reply"
-                )
-            if row < len(ids) and not masks[row, ids[row]]:
-                break  # This draft will be rejected, and a grammar has no state after it.
-        return mx.array(masks)
+                masks[row] = True  # a choice among nothing would not be finite
+                return mx.array(masks), row
+        return mx.array(masks), None
 
     # --- filters and reports ----------------------------------------------------------------------
 

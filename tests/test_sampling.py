@@ -1,7 +1,7 @@
 """The same settings and seed give the same tokens, speculating or not, from the target's distribution."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -15,9 +15,9 @@ from mlx_lm.sample_utils import (
 )
 from tiny import FAMILIES, VOCAB, Scripted, scripts, tiny_target
 
-from dflash_mlx.decode import decode
+from dflash_mlx.decode import decode, until
 from dflash_mlx.errors import UsageError
-from dflash_mlx.events import Block, Event, TokenLogprob
+from dflash_mlx.events import Block, Event, Finished, TokenLogprob
 from dflash_mlx.params import SamplingParams
 from dflash_mlx.sampling import Sampler
 from dflash_mlx.schedule import Fixed
@@ -143,7 +143,7 @@ def test_bias_and_repetition_penalty_are_mlx_lms() -> None:
         for processor in processors:
             expected = processor(mx.array(history), expected)
         total = mx.logsumexp(logits, axis=-1, keepdims=True)
-        ours = sampler._processed(logits, total, None)
+        ours = sampler._processed(logits, total, None, None)
         stock = expected - mx.logsumexp(expected, axis=-1, keepdims=True)
         assert mx.allclose(ours, stock, atol=1e-5)
         token: Any = mx.argmax(ours).item()
@@ -184,6 +184,37 @@ def test_a_mask_that_allows_nothing_is_an_error_that_says_where() -> None:
     params = SamplingParams(token_mask=lambda reply: np.full(VOCAB, len(reply) < 3))
     with pytest.raises(UsageError, match="no token at position 3"):
         reply_of(tiny_target("qwen3"), params)
+
+
+@pytest.mark.parametrize("after", ["nothing", "an error"])
+@pytest.mark.parametrize("script", ["right", "wrong", "dead end"])
+def test_a_mask_is_asked_after_drafts_but_not_blamed_for_them(after: str, script: str) -> None:
+    """A grammar that has no more to say once it is over, and after drafts that lead nowhere."""
+    end, dead = 7, 50
+
+    def grammar(reply: Sequence[int]) -> np.ndarray:
+        ids = np.arange(VOCAB)
+        if end in reply or dead in reply:
+            if after == "an error":
+                raise IndexError("the grammar is over")
+            return ids < 0
+        return ids == end if len(reply) == 3 else (ids > 20) & (ids < 60)
+
+    params = SamplingParams(token_mask=grammar, logit_bias={dead: -100.0})
+    target = tiny_target("qwen3")
+    plain = tokens_of(reply_of(target, params, take=until(frozenset([end]))))
+    assert plain[-1] == end
+    assert len(plain) == 4
+    scripts: dict[str, Callable[[int, int], int]] = {
+        "right": lambda _slot, token: token,
+        "wrong": lambda _slot, _token: 0,
+        "dead end": lambda slot, token: dead if slot else token,
+    }
+    drafter = Scripted(len(PROMPT), [*plain, end, end, end, end], scripts[script])
+    events = reply_of(target, params, take=until(frozenset([end])), drafter=drafter, policy=Fixed(5))
+    assert tokens_of(events) == plain
+    assert isinstance(events[-1], Finished)
+    assert events[-1].finish_reason == "stop"
 
 
 # --- noise ----------------------------------------------------------------------------------------
