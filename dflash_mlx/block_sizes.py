@@ -1,12 +1,11 @@
 """Which blocks a pair decodes with: of the size that is asked for, or of the best one for every cycle."""
 
+from collections.abc import Callable
 from functools import cached_property
 
-from dflash_mlx import calibrate
 from dflash_mlx.drafter import DrafterModel
 from dflash_mlx.errors import UsageError
 from dflash_mlx.schedule import PLAIN, Adaptive, Costs, Fixed, Policy
-from dflash_mlx.target import Target
 
 
 class BlockSizes:
@@ -16,15 +15,14 @@ class BlockSizes:
         default: rows of a verify pass where a request names none; None: chosen for every cycle.
 
     Args:
-        numbers: how the session describes its arithmetic.
+        measure: what their cycles cost; asked for once, if at all.
     """
 
     def __init__(
-        self, target: Target, drafter: DrafterModel | None, numbers: str, default: int | None = None
+        self, drafter: DrafterModel | None, default: int | None, measure: Callable[[DrafterModel], Costs]
     ) -> None:
-        self._target = target
         self._drafter = drafter
-        self._numbers = numbers
+        self._measure = measure
         self.default: int | None = None
         self.default = self.checked(default)
 
@@ -42,7 +40,7 @@ class BlockSizes:
         """
         if self._drafter is None:
             raise UsageError("there is no drafter, so there is no block size to choose")
-        return calibrate.costs(self._target, self._drafter, self._numbers)
+        return self._measure(self._drafter)
 
     def checked(self, size: int | None) -> int | None:
         """The size, or the default without one.

@@ -8,7 +8,6 @@ all sizes in turns: a moment in which the machine was busy must not decide how i
 import hashlib
 import importlib.metadata
 import time
-from collections.abc import Iterable
 
 import mlx.core as mx
 from mlx import nn
@@ -18,6 +17,8 @@ from mlx_lm.models.cache import KVCache
 from dflash_mlx import memo
 from dflash_mlx.decode import decode
 from dflash_mlx.drafter import Drafter, DrafterModel
+from dflash_mlx.errors import memory_errors
+from dflash_mlx.kernels import Walker
 from dflash_mlx.params import SamplingParams
 from dflash_mlx.sampling import Sampler
 from dflash_mlx.schedule import Costs
@@ -32,15 +33,29 @@ ROUNDS = 3
 """Times that each of them goes round all sizes; the first, which warms up, does not count."""
 ENOUGH = 2.0
 """Seconds at one depth after which two rounds must do."""
+METHOD = 2
+"""Changes when the loop or what is timed does, so that what others measured is measured again."""
 KIND = "costs"
 
 
-def costs(target: Target, drafter: DrafterModel, numbers: str) -> Costs:
+def costs(
+    target: Target,
+    drafter: DrafterModel,
+    numbers: str,
+    window: int | None = None,
+    walker: Walker | None = None,
+) -> Costs:
     """Costs of this pair on this machine: remembered, or measured now as at the first loads.
 
     Args:
         numbers: how the session describes its arithmetic; another BLAS has other costs too.
+        window: tokens of context that there may be; None: any number.
+        walker: of the session's drafters.
+
+    Raises:
+        OutOfMemoryError: there is no room for the caches.
     """
+    depths = depths_within(window, drafter.config.block_size)
     key = {
         "pair": fingerprint(target.model, drafter),
         "chip": str(mx.device_info().get("device_name")),
@@ -48,15 +63,16 @@ def costs(target: Target, drafter: DrafterModel, numbers: str) -> Costs:
         "mlx": importlib.metadata.version("mlx"),
         "mlx-lm": importlib.metadata.version("mlx-lm"),
         "numbers": numbers,
-        "measured": f"depths {DEPTHS}, {ROUNDS} rounds, {LOADS} loads",
+        "measured": f"depths {depths}, {ROUNDS} rounds, {LOADS} loads, method {METHOD}",
     }
     known = memo.recall(KIND, key)
     loads = 0 if known is None else known["loads"]
     earlier = None if known is None else Costs.from_json(known["costs"])
     if earlier is not None and loads >= LOADS:
         return earlier
-    found = measure_costs(target, drafter)
-    if earlier is not None and earlier.depths == found.depths:
+    with memory_errors():
+        found = measure_costs(target, drafter, depths, walker)
+    if earlier is not None:
         found = found.quickest(earlier)
     memo.remember(KIND, key, {"loads": loads + 1, "costs": found.to_json()})
     return found
@@ -74,15 +90,24 @@ def fingerprint(*models: nn.Module) -> str:
     return digest.hexdigest()[:16]
 
 
-def measure_costs(target: Target, drafter: DrafterModel, depths: Iterable[int] = DEPTHS) -> Costs:
-    """Time cycles of every block size, and a draft pass."""
-    largest, limit = drafter.config.block_size, target.context_length
+def depths_within(window: int | None, largest: int) -> tuple[int, ...]:
+    """Those of `DEPTHS` that leave room to measure in a context of so many tokens; the first in any case."""
     room = ROUNDS * sum(_round(largest))
-    depths = tuple(depth for depth in depths if limit is None or depth + room <= limit) or DEPTHS[:1]
+    return tuple(depth for depth in DEPTHS if window is None or depth + room <= window) or DEPTHS[:1]
+
+
+def measure_costs(
+    target: Target, drafter: DrafterModel, depths: tuple[int, ...], walker: Walker | None = None
+) -> Costs:
+    """Time cycles of every block size at some depths, and a draft pass."""
+
+    def deep(depth: int) -> Drafter:
+        return deep_drafter(target, drafter, depth, walker)
+
     return Costs(
         depths=depths,
-        cycles=tuple(_cycles(target, drafter, depth) for depth in depths),
-        draft=_draft_pass(target, drafter),
+        cycles=tuple(_cycles(target, deep(depth), depth) for depth in depths),
+        draft=_draft_pass(target, deep(DEPTHS[0])),
     )
 
 
@@ -122,14 +147,14 @@ class _Sweep:
         self._total += seconds
 
 
-def _cycles(target: Target, drafter: DrafterModel, depth: int) -> tuple[float, ...]:
+def _cycles(target: Target, drafter: Drafter, depth: int) -> tuple[float, ...]:
     """Seconds of a cycle of 1, 2, ... rows after `depth` keys."""
     sweep = _Sweep(drafter.config.block_size)
     prompt = [0]
     sampler = Sampler(SamplingParams(), prompt, target.vocab_size)
     caches = deep_cache(target, depth)
     for _ in decode(
-        target, caches, prompt, sampler, drafter=Drafter(drafter), policy=sweep, cancelled=lambda: sweep.done
+        target, caches, prompt, sampler, drafter=drafter, policy=sweep, cancelled=lambda: sweep.done
     ):
         pass
     return tuple(min(times[1:]) for times in sweep.seconds.values())
@@ -151,14 +176,27 @@ def deep_cache(target: Target, depth: int) -> list[Cache]:
     return caches
 
 
-def _draft_pass(target: Target, drafter: DrafterModel) -> float:
+def deep_drafter(target: Target, model: DrafterModel, depth: int, walker: Walker | None) -> Drafter:
+    """A drafter that costs as much as one that has taken in `depth` rows: one row's keys are repeated."""
+    drafter = Drafter(model, walker)
+    drafter.extend(mx.zeros((1, 1, len(model.config.target_layer_ids) * target.hidden_size)))
+    for layer in drafter.context.layers:
+        assert layer.keys is not None
+        assert layer.values is not None
+        unseen = layer.unseen(depth - 1)
+        rows = depth - 1 - unseen
+        keys, values = (mx.repeat(held[:, :, :1], rows, axis=2) for held in (layer.keys, layer.values))
+        layer.append(keys, values, unseen)
+    drafter.context.position = depth
+    mx.eval(drafter.arrays)
+    return drafter
+
+
+def _draft_pass(target: Target, drafter: Drafter) -> float:
     """Seconds of one draft pass of the largest block, waited for."""
-    proposer = Drafter(drafter)
-    width = len(drafter.config.target_layer_ids) * target.hidden_size
-    proposer.extend(mx.zeros((1, 1, width)))
     times: list[float] = []
     for _ in range(ROUNDS):
         start = time.perf_counter()
-        mx.eval(proposer.propose(0, drafter.config.block_size, target.embed, target.draft_head).tokens)
+        mx.eval(drafter.propose(0, drafter.config.block_size, target.embed, target.draft_head).tokens)
         times.append(time.perf_counter() - start)
     return min(times[1:])

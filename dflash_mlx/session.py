@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dflash_mlx import calibrate
 from dflash_mlx.block_sizes import BlockSizes
 from dflash_mlx.chat_template import levels
 from dflash_mlx.decode import CLEAR_EVERY, decode
@@ -67,6 +68,7 @@ class Session:
         prefill_step: prompt rows per forward pass, speculating or not.
         defaults: how the model's makers sample from it; what `stream` does without parameters is greedy.
         room: tokens of context that there is memory for, if that is less than the target could have.
+        walker: a kernel for the drafter's selector, if it has one here.
 
     Args:
         prefixes: bytes that caches of earlier requests may take, for prompts that begin alike.
@@ -100,7 +102,7 @@ class Session:
         self.fallbacks: tuple[str, ...] = ()
         self._prefixes = PrefixCache(self._new_context, prefixes) if prefixes else None
         self._spare = spare
-        self._walker: Walker | None = None
+        self.walker: Walker | None = None
         self._cancelled = threading.Event()
         self._owner = threading.get_ident()
         self._known_ids = 1 + max(tokenizer.get_vocab().values())
@@ -110,7 +112,7 @@ class Session:
             self.exactness = FAST if target.linears.uses_tile else EXACT
         if drafter is not None:
             self._attach(drafter)
-        self._block_sizes = BlockSizes(target, drafter, self.exactness, block_size)
+        self._block_sizes = BlockSizes(drafter, block_size, self._measure_costs)
 
     def _attach(self, drafter: DrafterModel) -> None:
         """Attach the drafter to the target, and have every kernel compiled before the first reply."""
@@ -120,13 +122,16 @@ class Session:
         self.fallbacks = self.target.linears.fallbacks
         if config.selector_rank and self.target.kernels.device.metal:
             shape = config.selector_top_k, config.selector_rank, drafter.dtype
-            self._walker, problem = self.target.kernels.walker(*shape)
+            self.walker, problem = self.target.kernels.walker(*shape)
             if problem:
                 self.fallbacks += (f"the candidate walk runs in MLX's own ops: {problem}",)
         sizes = range(2, config.block_size + 1)
         self.exactness = measure_exactness(self.target, sizes, config.target_layer_ids)
         if self.exactness == EXACT and self.target.linears.uses_tile:
             self.exactness = FAST
+
+    def _measure_costs(self, drafter: DrafterModel) -> Costs:
+        return calibrate.costs(self.target, drafter, self.exactness, self.context_window, self.walker)
 
     # --- prompts ------------------------------------------------------------------------------
 
@@ -278,7 +283,7 @@ class Session:
         network = None if policy == PLAIN else self.drafter
         with memory_errors(), self._resumed(ids, drafted=network is not None) as context:
             self._spare_memory(len(ids), len(ids))
-            drafter = None if network is None else Drafter(network, self._walker, context.drafter)
+            drafter = None if network is None else Drafter(network, self.walker, context.drafter)
             events = decode(
                 self.target,
                 context.caches,

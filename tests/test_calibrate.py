@@ -1,14 +1,18 @@
 """What the first loads measure of a pair on this machine."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from mlx import nn
+from train_tiny import DRAFTER, make_target
 
 from dflash_mlx import calibrate
-from dflash_mlx.calibrate import LOADS, ROUNDS, _Sweep
+from dflash_mlx.calibrate import DEPTHS, LOADS, ROUNDS, _Sweep, deep_drafter, depths_within
+from dflash_mlx.config import FULL, SLIDING
+from dflash_mlx.drafter import DrafterModel
 from dflash_mlx.schedule import Costs
 
 
@@ -54,12 +58,13 @@ class Loads:
         monkeypatch.setattr(calibrate, "measure_costs", lambda *_: self.found.pop())
         self.found: list[Costs] = []
 
-    def load(self, *found: Costs) -> Costs:
+    def load(self, *found: Costs, window: int | None = None) -> Costs:
         """The costs of a session, which measures these at most."""
         self.found = list(found)
         target: Any = SimpleNamespace(model=nn.Linear(2, 2))
         drafter: Any = nn.Linear(2, 2)
-        return calibrate.costs(target, drafter, "exact")
+        drafter.config = SimpleNamespace(block_size=3)
+        return calibrate.costs(target, drafter, "exact", window)
 
 
 def curve(*seconds: float, depth: int = 8) -> Costs:
@@ -79,8 +84,29 @@ def test_the_first_loads_measure_and_the_quickest_counts(
     assert loads.load() == Costs((8,), ((1.0, 1.4, 1.8),), 0.18), "remembered"
 
 
-def test_costs_at_other_depths_are_not_mixed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A context that was limited in between leaves room for fewer depths."""
+def test_a_context_that_is_limited_has_costs_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     loads = Loads(monkeypatch, tmp_path)
-    loads.load(curve(1.0, 1.5))
-    assert loads.load(curve(2.0, 3.0, depth=1024)) == curve(2.0, 3.0, depth=1024)
+    whole = Costs((8, 1024), ((1.0, 1.5), (2.0, 2.5)), 0.1)
+    for _ in range(LOADS):
+        assert loads.load(whole) == whole
+    assert loads.load(curve(2.0, 3.0), window=512) == curve(2.0, 3.0)
+    assert loads.load() == whole
+
+
+@pytest.mark.parametrize(("window", "depths"), [(None, 3), (8192, 2), (1024, 1), (4, 1)])
+def test_nothing_is_measured_beyond_the_context_that_there_is_room_for(
+    window: int | None, depths: int
+) -> None:
+    assert depths_within(window, 5) == DEPTHS[:depths]
+
+
+@pytest.mark.parametrize(("kind", "window", "seen"), [(FULL, None, 3000), (SLIDING, 64, 63)])
+def test_the_drafter_that_is_timed_has_a_context_as_deep_as_the_targets(
+    kind: str, window: int | None, seen: int
+) -> None:
+    config = replace(DRAFTER, layer_types=(kind,), sliding_window=window)
+    drafter = deep_drafter(make_target(), DrafterModel(config), 3000, None)
+    assert drafter.context.position == 3000
+    assert [layer.length for layer in drafter.context.layers] == [seen]

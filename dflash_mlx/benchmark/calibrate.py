@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 
-from dflash_mlx.calibrate import measure_costs
+from dflash_mlx.calibrate import depths_within, measure_costs
 from dflash_mlx.errors import DFlashError, UsageError
 from dflash_mlx.loading import load
 from dflash_mlx.options import add_pair_options, pair_settings
@@ -29,7 +29,8 @@ def main(argv: list[str]) -> int:
         session = load(**pair_settings(args))
         if session.drafter is None:
             raise UsageError("there is no drafter: name one with --draft")
-        costs = measure_costs(session.target, session.drafter)
+        depths = depths_within(session.context_window, session.largest_block)
+        costs = measure_costs(session.target, session.drafter, depths, session.walker)
     except DFlashError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
