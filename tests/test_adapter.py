@@ -19,11 +19,11 @@ PROMPT = "import os\n\ndef main(argv):\n"
 PARAMS = SamplingParams(max_tokens=32)
 
 
-def save_adapter(folder: Path, **changes: Any) -> Path:
+def save_adapter(folder: Path, layers: dict[str, Any] = LORA, **changes: Any) -> Path:
     """A random adapter for every linear layer of the embedded target, strong enough to change the text."""
     folder.mkdir()
     model, _ = load_model(Path(EMBEDDED.target), lazy=True)
-    linear_to_lora_layers(model, 4, LORA)
+    linear_to_lora_layers(model, 4, layers)
     mx.random.seed(1)
     parameters: dict[str, mx.array] = dict(tree_flatten(model.trainable_parameters()))
     adapter = {
@@ -32,7 +32,7 @@ def save_adapter(folder: Path, **changes: Any) -> Path:
         if name.endswith(("lora_a", "lora_b"))
     }
     mx.save_safetensors(str(folder / "adapters.safetensors"), adapter)
-    config = {"fine_tune_type": "lora", "num_layers": 4, "lora_parameters": LORA, **changes}
+    config = {"fine_tune_type": "lora", "num_layers": 4, "lora_parameters": layers, **changes}
     (folder / "adapter_config.json").write_text(json.dumps(config))
     return folder
 
@@ -58,6 +58,23 @@ def test_an_adapter_changes_the_text_and_speculation_does_not(adapter: Path, deq
     bare = load(EMBEDDED.target, dequantize=dequantize).target
     others, _ = bare.forward(mx.array(session.encode(PROMPT)), bare.make_cache())
     assert not mx.allclose(logits, others, atol=0.1)
+
+
+@pytest.mark.parametrize("dequantize", [True, False])
+def test_the_drafter_shares_an_embedding_and_a_head_with_their_adapter(
+    tmp_path: Path, dequantize: bool
+) -> None:
+    layers = {**LORA, "keys": ["language_model.model.embed_tokens"]}
+    adapter = save_adapter(tmp_path / "adapter", layers)
+    session = load(EMBEDDED.target, adapter=str(adapter), dequantize=dequantize)
+    embedding: Any = session.target.model.language_model.model.embed_tokens
+    assert "lora_a" in embedding
+    ids, hidden = mx.array([[5, 6, 7]]), mx.random.normal((1, 3, 256), key=mx.random.key(0))
+    assert mx.array_equal(session.target.embed(ids), embedding(ids))
+    assert mx.array_equal(session.target.head(hidden), embedding.as_linear(hidden))
+    assert not mx.allclose(session.target.embed(ids), embedding.embedding(ids), atol=1e-3)
+    plain = session.generate(PROMPT, PARAMS, speculative=False)
+    assert session.generate(PROMPT, PARAMS, block_size=5).tokens == plain.tokens
 
 
 def peft(folder: Path) -> None:

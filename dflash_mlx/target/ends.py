@@ -69,7 +69,10 @@ def find_ends(model: nn.Module) -> Ends:
 
 def _single(model: nn.Module) -> dict[int, nn.Module]:
     """The modules that are one step of the pass, by identity: without children, or an adapter around one."""
-    return {id(m): m for m in model.modules() if "lora_a" in m or not tree_flatten(m.children())}
+    adapters = [m for m in model.modules() if "lora_a" in m]
+    adapted = {id(inner) for adapter in adapters for inner in adapter.modules() if inner is not adapter}
+    leaves = [m for m in model.modules() if not tree_flatten(m.children()) and id(m) not in adapted]
+    return {id(m): m for m in (*adapters, *leaves)}
 
 
 @dataclass(frozen=True)

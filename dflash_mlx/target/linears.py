@@ -36,7 +36,8 @@ class Linears:
         self.table: Counter[tuple[str, Choice]] = Counter()
         for module in model.modules():
             if "lora_a" in module:
-                self._take(module, "adapter", Choice(Route.ROWS, "an adapter: there is no kernel"))
+                choice = Choice(Route.ROWS, "an adapter: there is no kernel")
+                self._take(module, "adapter", choice, is_embedding=hasattr(module, "as_linear"))
             elif isinstance(module, nn.Linear | nn.QuantizedLinear):
                 self._take(module, *self._choose(module))
             elif isinstance(module, nn.Embedding | nn.QuantizedEmbedding):

@@ -65,13 +65,14 @@ def load_target(
     try:
         model, config = load_model(folder, lazy=True)
         tokenizer = load_tokenizer(folder, eos_token_ids=config.get("eos_token_id"))
+        if adapter is not None:
+            _apply_adapter(model, adapter)
         target = Target(model, _context_length(config), kernels)
+    except ModelError:
+        raise
     except Exception as error:  # mlx-lm and transformers raise many kinds; each is one line for the user
         raise ModelError(f"cannot load the target from {folder}: {one_line(error)}") from error
-    notes = []
-    if adapter is not None:
-        _apply_adapter(model, adapter)
-        notes.append(f"adapter {adapter}")
+    notes = [] if adapter is None else [f"adapter {adapter}"]
     if dequantize and target.quantized:
         model = dequantize_model(model)
         model.set_dtype(mx.float32)
