@@ -19,6 +19,7 @@ from huggingface_hub.utils.tqdm import tqdm
 
 from dflash_mlx.errors import ModelError, one_line
 from dflash_mlx.progress import readable
+from dflash_mlx.tensors import tensor_files
 
 NEEDED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.tiktoken", "*.jinja"]
 # The card names the base of a fine-tune or of a quantization, by which its drafter is found. Models that
@@ -66,7 +67,7 @@ def cached(name: str, revision: str | None = None) -> Path | None:
         return None
     folder = Path(found)
     # Other programs download a config alone, and then no list of the files says what is missing.
-    return folder if any(folder.glob("*.safetensors")) else None
+    return folder if tensor_files(folder) else None
 
 
 def cache_folder() -> Path:

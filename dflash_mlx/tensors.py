@@ -25,13 +25,18 @@ class Tensor:
     nbytes: int
 
 
+def tensor_files(folder: Path) -> list[Path]:
+    """A folder's safetensors files; hidden ones are another program's, or were never finished."""
+    return sorted(file for file in folder.glob("*.safetensors") if not file.name.startswith("."))
+
+
 def read_tensors(folder: Path) -> list[Tensor]:
     """All tensors of a folder's safetensors files.
 
     Raises:
         CheckpointError: there is no such file, or one is damaged.
     """
-    files = sorted(folder.glob("*.safetensors"))
+    files = tensor_files(folder)
     if not files:
         raise CheckpointError(f"{folder} holds no .safetensors file")
     return [tensor for file in files for tensor in read_header(file)]

@@ -15,6 +15,7 @@ from mlx.utils import tree_flatten
 from dflash_mlx.config import DrafterConfig, Quantization
 from dflash_mlx.drafter.model import DrafterModel
 from dflash_mlx.errors import CheckpointError, ConfigError
+from dflash_mlx.tensors import tensor_files
 
 CODEBOOKS = ("candidate_selector.predecessor_codebook", "candidate_selector.successor_codebook")
 FOREIGN_FILES = {
@@ -87,7 +88,7 @@ def activation_dtype(weights: dict[str, mx.array]) -> mx.Dtype:
 
 
 def _read_tensors(folder: Path) -> dict[str, mx.array]:
-    files = sorted(folder.glob("*.safetensors"))
+    files = tensor_files(folder)
     if not files:
         raise CheckpointError(f"{folder} holds no .safetensors file")
     weights: dict[str, mx.array] = {}

@@ -75,6 +75,15 @@ def test_loads_a_checkpoint_of_several_files(tmp_path: Path) -> None:
     assert_drafts_alike(load_drafter(tmp_path), network(config(), weights))
 
 
+@pytest.mark.parametrize("name", [".model.safetensors", "._model.safetensors"])
+def test_hidden_files_are_none_of_it(tmp_path: Path, name: str) -> None:
+    """Half a file of a save that was killed, and what macOS writes beside each file on some disks."""
+    weights = random_weights(config())
+    folder = save(tmp_path, raw_config(), weights)
+    (folder / name).write_bytes(b"\x00" * 100)
+    assert_drafts_alike(load_drafter(folder), network(config(), weights))
+
+
 def test_has_the_tensors_of_the_public_files() -> None:
     """15 per layer and 6 more."""
     per_layer = {
