@@ -47,7 +47,8 @@ def convert(gguf: Path, folder: Path) -> None:
     folder.mkdir(parents=True)
     config = _config(metadata, weights, heads, kv_heads)
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
-    (folder / "tokenizer.json").write_text(json.dumps(_tokenizer(metadata), ensure_ascii=False))
+    tokenizer = json.dumps(_tokenizer(metadata), ensure_ascii=False)
+    (folder / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(json.dumps(_tokenizer_config(metadata), indent=1))
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
 

@@ -8,8 +8,8 @@ once. What else it needs runs that file by other means, and is left out.
 
 from __future__ import annotations
 
-import os
 import shutil
+import tempfile
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -65,17 +65,20 @@ def unpacked(file: Path) -> Path:
         return folder
     from dflash_mlx.gguf import convert  # here, for it imports MLX, which takes seconds
 
-    partial = folder.with_name(f".{folder.name}-{os.getpid()}")
+    partial: Path | None = None
     try:
-        convert(file, partial)
-        partial.rename(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=".", dir=folder.parent))
+        convert(file, partial / folder.name)
+        (partial / folder.name).rename(folder)
     except Exception as error:  # a full disk, a file of another kind: Python and MLX raise many
         if not folder.exists():  # not made by another process meanwhile
             raise ModelError(
                 f"cannot unpack {file} to {folder}: {one_line(error)}; make room, or name another model"
             ) from error
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        if partial is not None:
+            shutil.rmtree(partial, ignore_errors=True)
     return folder
 
 

@@ -5,6 +5,7 @@ A tiny model stands for it, packed and installed as the real one is; the real on
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -139,6 +140,15 @@ def test_what_cannot_be_unpacked_is_one_line_and_leaves_nothing(
         load()
     assert "\n" not in str(caught.value)
     assert not [path for path in cache.rglob("*") if "Tiny" in path.name]
+
+
+def test_what_a_killed_start_left_is_not_in_the_way(installed: Pair, tmp_path: Path) -> None:
+    """In a container, the next start may well have the same process id."""
+    first, _ = default_target()
+    folder = Path(first)
+    folder.rename(folder.with_name(f".{folder.name}-{os.getpid()}"))
+    assert default_target()[0] == first
+    assert folder.exists()
 
 
 def test_the_hubs_cache_has_it_too(tiny: Pair, gguf: Path, tmp_path: Path) -> None:
