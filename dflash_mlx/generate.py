@@ -2,10 +2,11 @@
 
 import argparse
 import json
+import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -20,6 +21,7 @@ from dflash_mlx.loading import load
 from dflash_mlx.options import add_block_size, add_pair_options, given, pair_settings
 from dflash_mlx.params import SamplingParams
 from dflash_mlx.progress import progress_line
+from dflash_mlx.prompt import whole
 from dflash_mlx.remote import Server
 from dflash_mlx.result import Result, collect
 from dflash_mlx.session import Session
@@ -27,6 +29,7 @@ from dflash_mlx.target.exactness import EXACT
 from dflash_mlx.terminal import printable
 
 INTERRUPTED = 130
+UNREAD = 1
 
 
 def parser() -> argparse.ArgumentParser:
@@ -60,14 +63,18 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command.
 
     Returns:
-        0; 2 for a bad argument or prompt; 3 for a model that cannot be used; 4 without enough memory;
-        130 if interrupted.
+        0; 1 if nobody reads the reply to its end; 2 for a bad argument or prompt; 3 for a model that cannot
+        be used; 4 without enough memory; 130 if interrupted.
     """
     args = parser().parse_args(argv)
     try:
         return _run(args)
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:
+        # Else Python would say so once more when it flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNREAD
     except DFlashError as error:
         if args.debug:
             raise
@@ -76,7 +83,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    text = sys.stdin.read() if args.prompt == "-" else args.prompt
+    text = whole(_read_input() if args.prompt == "-" else args.prompt)
     if not text:
         raise UsageError("the prompt is empty: pass it as an argument or on standard input")
     if args.raw and (args.system or args.reasoning):
@@ -109,7 +116,7 @@ def _run(args: argparse.Namespace) -> int:
     with _interruptible(session):
         result = collect(events)
     if args.json:
-        print(json.dumps(to_json(result)))
+        print(json.dumps(to_json(result, session.exactness, session.notes)))
     else:
         print(flush=True)
         for line in _cycles(result) if args.stats else []:
@@ -118,6 +125,13 @@ def _run(args: argparse.Namespace) -> int:
         if args.temperature:
             print(f"seed {result.seed}", file=sys.stderr)
     return INTERRUPTED if result.finish_reason == "cancelled" else 0
+
+
+def _read_input() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"the prompt on standard input is not text: {error}") from error
 
 
 LOCAL = ("block_size", "raw", "plain", "stats")
@@ -201,7 +215,7 @@ def statistics(result: Result, exactness: str) -> str:
     lines += [*result.fallbacks] if exactness == EXACT else [*result.fallbacks, exactness]
     if result.tau is not None:
         lines.append(f"tau {result.tau:.2f} tokens per verify cycle, the target's own included")
-        counts = Counter(cycle.accepted + 1 for cycle in result.cycles if cycle.drafted)
+        counts = Counter(cycle.committed for cycle in result.cycles if cycle.drafted)
         widest = max(counts.values())
         lines += [
             f"  {size} {'█' * round(30 * counts[size] / widest):30} {counts[size]}"
@@ -210,7 +224,7 @@ def statistics(result: Result, exactness: str) -> str:
     return "\n".join(lines)
 
 
-def to_json(result: Result) -> dict[str, Any]:
+def to_json(result: Result, exactness: str, notes: Sequence[str]) -> dict[str, Any]:
     """The object that `--json` prints."""
     return {
         "text": result.text,
@@ -218,6 +232,8 @@ def to_json(result: Result) -> dict[str, Any]:
         "seed": result.seed,
         "tokens": list(result.tokens),
         "finish_reason": result.finish_reason,
+        "exactness": exactness,
+        "notes": list(notes),
         "fallbacks": list(result.fallbacks),
         "prompt_tokens": result.prompt_tokens,
         "tau": result.tau,

@@ -1,6 +1,7 @@
 """What may be asked of a session, and its token ids."""
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any, cast
 
 from dflash_mlx.chat_template import Rendered, render
@@ -25,14 +26,14 @@ def encode(
         UsageError: the prompt is empty, is none of text, token ids and messages, holds an id that is not in
             [0, vocab_size), or cannot be written as these arguments say.
     """
-    if prompt and _all(prompt, Mapping):
-        messages = [dict(cast(Mapping[str, Any], message)) for message in prompt]
+    if _all(prompt, Mapping) and len(prompt):
+        messages = [_whole_values(cast(Mapping[str, Any], message)) for message in prompt]
         rendered = render(tokenizer, messages, reasoning=reasoning, variables=variables, tools=tools)
     elif reasoning is not None or variables:
         name, value = ("reasoning", reasoning) if reasoning is not None else ("variables", variables)
         raise UsageError(f"{name} is {value!r}: it needs messages, a raw prompt has no template")
-    elif isinstance(prompt, str) or _all(prompt, int):
-        ids = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+    elif isinstance(prompt, str) or _all(prompt, Integral):
+        ids = tokenizer.encode(whole(prompt)) if isinstance(prompt, str) else prompt
         rendered = Rendered(tuple(int(cast(int, token)) for token in ids), (), None)
     else:
         raise UsageError(f"prompt is a {type(prompt).__name__}: pass text, token ids, or messages")
@@ -41,6 +42,15 @@ def encode(
     if bad := [token for token in rendered.ids if not 0 <= token < vocab_size]:
         raise UsageError(f"token id {bad[0]} is not in the vocabulary: [0, {vocab_size})")
     return rendered
+
+
+def whole(text: str) -> str:
+    """The text without halves of characters, which no tokenizer can read."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _whole_values(message: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: whole(value) if isinstance(value, str) else value for key, value in message.items()}
 
 
 def _all(prompt: object, kind: type) -> bool:

@@ -22,7 +22,7 @@ class Answer:
     Attributes:
         tokens: as the server counts them; 0 if it does not say.
         first_seconds, seconds: until the first piece of text, and until the end.
-        tau: tokens per verify cycle, if the server reports it.
+        tau, cycles: tokens per verify cycle, and how many of these there were, if the server reports it.
     """
 
     text: str
@@ -31,6 +31,7 @@ class Answer:
     first_seconds: float
     seconds: float
     tau: float | None
+    cycles: int | None = None
 
     @property
     def tokens_per_second(self) -> float:
@@ -67,7 +68,9 @@ class Server:
         }
         start = time.perf_counter()
         first: float | None = None
-        text, reasoning, tokens, tau = "", "", 0, None
+        text, reasoning, tokens = "", "", 0
+        tau: float | None = None
+        cycles: int | None = None
         for chunk in self._chunks(body):
             for choice in chunk.get("choices") or []:
                 delta = choice.get("delta") or {}
@@ -77,10 +80,11 @@ class Server:
                     first = first or time.perf_counter()
                     text, reasoning = text + piece, reasoning + thought
                     show(piece, thought)
-            tokens = (chunk.get("usage") or {}).get("completion_tokens", tokens)
-            tau = (chunk.get("dflash") or {}).get("tau", tau)
+            tokens = (chunk.get("usage") or {}).get("completion_tokens") or tokens
+            speculation = chunk.get("dflash") or {}
+            tau, cycles = speculation.get("tau") or tau, speculation.get("cycles") or cycles
         end = time.perf_counter()
-        return Answer(text, reasoning, tokens, (first or end) - start, end - start, tau)
+        return Answer(text, reasoning, tokens, (first or end) - start, end - start, tau, cycles)
 
     def _chunks(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         try:
@@ -92,7 +96,9 @@ class Server:
                     if not line.startswith("data:") or data == "[DONE]":
                         continue
                     chunk = json.loads(data)
-                    if "error" in chunk:
+                    if not isinstance(chunk, dict):
+                        raise ValueError(f"it sent {data[:80]}")
+                    if chunk.get("error"):
                         raise self._refused(response.status_code, data)
                     yield chunk
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:

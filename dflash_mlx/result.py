@@ -39,7 +39,7 @@ class Result:
     @property
     def tau(self) -> float | None:
         """Acceptance length: mean tokens per verify cycle, bonus included, over cycles with a draft."""
-        drafted = [cycle.accepted + 1 for cycle in self.cycles if cycle.drafted]
+        drafted = [cycle.committed for cycle in self.cycles if cycle.drafted]
         return sum(drafted) / len(drafted) if drafted else None
 
     @property
@@ -64,9 +64,11 @@ def collect(events: Iterator[Event]) -> Result:
     seed = 0
     fallbacks: tuple[str, ...] = ()
     reason: FinishReason = "cancelled"
-    prompt_tokens, cached_tokens, prefill_seconds, first, last = 0, 0, 0.0, 0.0, 0.0
+    prompt_tokens, cached_tokens, prefill_seconds = 0, 0, 0.0
+    first = last = time.perf_counter()
     for event in events:
         last = time.perf_counter()
+        first = last if not tokens else first
         tokens += event.tokens
         text.append(event.text)
         reasoning.append(event.reasoning)
@@ -75,7 +77,7 @@ def collect(events: Iterator[Event]) -> Result:
             case Prefilled():
                 prompt_tokens, cached_tokens = event.prompt_tokens, event.cached_tokens
                 seed, fallbacks = event.seed, event.fallbacks
-                prefill_seconds, first = event.seconds, last
+                prefill_seconds = event.seconds
             case Block():
                 cycles.append(event)
             case Finished():

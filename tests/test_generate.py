@@ -37,6 +37,8 @@ def test_json_is_one_object_and_plain_gives_the_same_tokens() -> None:
         "seed",
         "tokens",
         "finish_reason",
+        "exactness",
+        "notes",
         "fallbacks",
         "prompt_tokens",
         "tau",
@@ -46,10 +48,33 @@ def test_json_is_one_object_and_plain_gives_the_same_tokens() -> None:
     assert speculative["tokens"] == plain["tokens"]
     assert speculative["text"] == plain["text"]
     assert speculative["tau"] > 1
+    assert speculative["exactness"] == "exact"
+    assert "target dequantized to float32" in speculative["notes"]
     assert plain["tau"] is None
     assert all(set(c) == {"drafted", "accepted", "committed"} for c in speculative["cycles"])
     assert 1 + sum(c["committed"] for c in speculative["cycles"]) == len(speculative["tokens"]) == 30
     assert len(plain["cycles"]) == 29
+
+
+def test_a_reader_that_leaves_ends_it_quietly() -> None:
+    """As `| head` does."""
+    command = [*COMMAND, "import os\n", "--raw", "--dequantize", "--max-tokens", "200"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.read(1)
+        process.stdout.close()
+        said = process.stderr.read().decode()
+    assert process.returncode == 1
+    assert "Traceback" not in said
+    assert "BrokenPipe" not in said
+
+
+def test_standard_input_that_is_no_text_is_one_line() -> None:
+    done = subprocess.run([*COMMAND, "-"], input=b"def caf\xe9(", capture_output=True, check=False)
+    assert done.returncode == 2
+    assert b"error: the prompt on standard input is not text: 'utf-8' codec" in done.stderr
+    assert b"Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

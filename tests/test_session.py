@@ -84,7 +84,7 @@ def test_tau_on_held_out_code_is_at_least_2_9_at_block_5(pair: Session, held_out
 def test_a_result_adds_up(pair: Session, held_out: list[str]) -> None:
     result = pair.generate(held_out[1], PARAMS, block_size=5)
     drafted = [c for c in result.cycles if c.drafted]
-    assert result.tau == sum(c.accepted + 1 for c in drafted) / len(drafted)
+    assert result.tau == sum(c.committed for c in drafted) / len(drafted)
     assert all(c.drafted == c.accepted + len(c.rejected) for c in result.cycles)
     judged = [c for c in drafted if c.rejected and c.committed > c.accepted]
     assert judged
