@@ -1,12 +1,16 @@
 """How a reply is to be sampled: validated settings, known to everything from the kernels to the chat."""
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from dflash_mlx.errors import UsageError
+
+COLDEST = 1e-6
+"""The least temperature that is not greedy: a lower one leaves no choice, and may leave float32's range."""
 
 TokenMask = Callable[[Sequence[int]], Any]
 """(ids of the reply so far) -> a boolean numpy array [V]: which ids may come next."""
@@ -18,7 +22,8 @@ class SamplingParams:
 
     Attributes:
         max_tokens: tokens of the reply at most; None: what the target's context leaves.
-        temperature: 0 is greedy; else logits are divided by it after the filters.
+        temperature: 0 is greedy, and so is all below `COLDEST`; else logits are divided by it after the
+            filters.
         top_p: keep the most probable tokens that together reach this mass.
         top_k: keep this many tokens; 0 keeps all.
         min_p: keep tokens at least this probable relative to the most probable one.
@@ -88,6 +93,8 @@ class SamplingParams:
                 value = getattr(self, name)
                 shown = dict(value) if isinstance(value, Mapping) else value
                 raise UsageError(f"{name} is {shown!r}: it must be {expected}")
+        if self.temperature < COLDEST:
+            object.__setattr__(self, "temperature", 0.0)
 
 
 def _integer(value: Any, low: int, high: float = math.inf) -> bool:
@@ -96,4 +103,4 @@ def _integer(value: Any, low: int, high: float = math.inf) -> bool:
 
 def _number(value: Any, low: float, high: float = math.inf) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and math.isfinite(value) and low <= value <= high
+    return is_number and low <= value <= min(high, sys.float_info.max)  # a Python integer may be beyond it

@@ -16,6 +16,9 @@ BAD: list[tuple[str, Any]] = [
     ("temperature", float("nan")),
     ("temperature", float("inf")),
     ("temperature", "hot"),
+    ("temperature", 10**400),
+    ("repetition_penalty", 10**400),
+    ("logit_bias", {1: -(10**400)}),
     ("top_p", 0),
     ("top_p", 1.1),
     ("top_k", -1),
@@ -51,6 +54,11 @@ def test_the_defaults_are_greedy_and_unlimited() -> None:
     params = SamplingParams()
     assert params.max_tokens is None
     assert params.temperature == 0
+
+
+@pytest.mark.parametrize(("asked", "used"), [(1e-46, 0), (9e-7, 0), (1e-6, 1e-6), (0.5, 0.5), (1, 1)])
+def test_a_temperature_too_low_to_divide_by_is_greedy(asked: float, used: float) -> None:
+    assert SamplingParams(temperature=asked).temperature == used
 
 
 def test_one_stop_string_need_not_be_a_list_and_settings_cannot_be_changed_from_outside() -> None:

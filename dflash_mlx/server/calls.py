@@ -2,11 +2,13 @@
 
 import json
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from dflash_mlx.markdown import Code
+from dflash_mlx.server.messages import text_of
 from dflash_mlx.server.syntax import Syntax
 from dflash_mlx.server.tools import Tool
 from dflash_mlx.text import beginning, first
@@ -16,6 +18,9 @@ LONGEST = 1 << 17
 
 TRIES = 16
 """How many end markers may be no end, because they stand in an argument."""
+
+PATIENCE = 1.0
+"""Seconds that a parser may take to find no call; after that no more of the reply is read as one."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,7 @@ class Splitter:
         self._text = ""  # undecided: content that may be the beginning of a marker, or a call's text
         self._start = ""  # the marker of the call that we are in
         self._unread: list[int] = []  # ends of that call with which it could not be read
+        self._tired = False  # a parser took too long: the rest is content
         self._gap = ""  # whitespace at the end of the content
         self._called = False  # a call, since the last visible content
         self._said = False  # visible content
@@ -81,9 +87,9 @@ class Splitter:
 
     def _read(self, parts: list[str | Call], last: bool) -> bool:
         """Content up to the next call; whether to go on."""
-        found = first(self._text, self._syntax.starts)
+        found = None if self._tired else first(self._text, self._syntax.starts)
         if found is None:
-            held = 0 if last else beginning(self._text, self._syntax.starts)
+            held = 0 if last or self._tired else beginning(self._text, self._syntax.starts)
             self._say(parts, len(self._text) - held)
             return False
         at, marker = found
@@ -124,7 +130,7 @@ class Splitter:
                 return True
         if at >= 0:
             calls = self._parse(self._text[:at])
-            if calls is None and end:
+            if calls is None and end and not self._tired:
                 self._unread.append(at + len(end))
             elif calls is None or any(call.name not in self._names for call in calls):
                 self._give_up(parts, at + len(end))
@@ -137,17 +143,21 @@ class Splitter:
         return True
 
     def _parse(self, text: str) -> list[Call] | None:
+        begun = time.monotonic()
         try:
             found = self._syntax.parse(text, self._offer.tools)
             return [_call(entry) for entry in (found if isinstance(found, list) else [found])] or None
         except Exception:  # parsers raise what they like at what they cannot read
             return None
+        finally:
+            self._tired = time.monotonic() - begun > PATIENCE
 
     def _report(self, parts: list[str | Call], calls: list[Call], size: int) -> None:
         parts += calls if self._offer.parallel else calls[:1]
         self.over = not self._offer.parallel
         self._start, self._text, self._unread = "", self._text[size:], []
         self._called, self._code = True, Code()
+        self._tired = False  # a long call may take its time
 
     def _give_up(self, parts: list[str | Call], size: int) -> None:
         """What begins like a call, and this much after it, is content."""
@@ -195,5 +205,5 @@ def _call(entry: Any) -> Call:
     if not isinstance(arguments, dict):
         raise TypeError(arguments)
     own = entry.get("id")
-    text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-    return Call(entry["name"], text, own if own and isinstance(own, str) else None)
+    text = text_of(json.dumps(arguments, ensure_ascii=False, allow_nan=False))
+    return Call(text_of(entry["name"]), text, text_of(own) if own and isinstance(own, str) else None)

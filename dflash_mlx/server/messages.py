@@ -32,6 +32,11 @@ def text_of(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
+def value_of(value: Any) -> Any:
+    """The JSON value, with `text_of` each text in it, names included."""
+    return json.loads(text_of(json.dumps(value, ensure_ascii=False)))
+
+
 def _message(message: Any, where: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise Refusal(400, f"{where} must be an object", param=where)
@@ -84,18 +89,18 @@ def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
             raise Refusal(400, f"{where}[{i}] must have a function with a name", param=f"{where}[{i}]")
         entry = {
             "type": "function",
-            "function": {"name": function["name"], "arguments": _arguments(function)},
+            "function": {"name": text_of(function["name"]), "arguments": _arguments(function)},
         }
-        read.append({"id": call["id"], **entry} if isinstance(call.get("id"), str) else entry)
+        read.append({"id": text_of(call["id"]), **entry} if isinstance(call.get("id"), str) else entry)
     return read
 
 
 def _arguments(function: Mapping[str, Any]) -> Any:
     arguments = function.get("arguments") or {}
     if not isinstance(arguments, str):
-        return arguments
+        return value_of(arguments)
     try:
-        parsed = json.loads(arguments)
+        parsed = value_of(json.loads(arguments))
     except (ValueError, RecursionError):
-        return arguments
-    return parsed if isinstance(parsed, dict) else arguments
+        parsed = None
+    return parsed if isinstance(parsed, dict) else text_of(arguments)

@@ -39,7 +39,7 @@ class Counts:
                 self.accepted += event.accepted
                 if event.drafted:
                     self.drafted_cycles += 1
-                    self.drafted_tokens += event.accepted + 1
+                    self.drafted_tokens += event.committed
 
 
 def prometheus(counts: Counts, gauges: Mapping[str, float]) -> str:

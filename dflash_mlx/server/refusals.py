@@ -21,6 +21,9 @@ _TYPES = {
 }
 _TEMPORARY = (429, 503)
 
+_ESCAPED = str.maketrans({sign: f"\\u{ord(sign):04x}" for sign in "\x85\u2028\u2029"})
+"""What JSON may hold as it is, and what clients that read a stream by lines take for the end of one."""
+
 
 class Refusal(Exception):  # noqa: N818  it is an answer
     """An answer other than the one that was asked for."""
@@ -49,8 +52,9 @@ class Refusal(Exception):  # noqa: N818  it is an answer
 
 
 def encode(value: Any) -> bytes:
-    """JSON in UTF-8; a lone surrogate, which a client's text may hold, stays escaped."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="backslashreplace")
+    """JSON on one line, in UTF-8; a lone surrogate, which a client's text may hold, stays escaped."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return text.translate(_ESCAPED).encode(errors="backslashreplace")
 
 
 def refusal(error: BaseException, request_id: str) -> Refusal:

@@ -1,7 +1,7 @@
 """A request's way through the engine as an HTTP response, streamed or whole, and its end if nobody waits."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 Finish = Callable[[Frames, BaseException | None], None]
 """Told how an answer ended."""
+
+Beat = Callable[[], Awaitable[None]]
+"""Says that a stream is alive."""
 
 
 class Inbox:
@@ -71,6 +74,7 @@ class Reply(Response):
         self._engine, self._frames, self._heartbeat = engine, frames, heartbeat
         self._stream, self._request_id, self._finish = stream, request_id, finish
         self._inbox = Inbox()
+        self._told = 0.0  # when the stream said something last
         self._job = Job(prepared, self._inbox.deliver, frames.texts_of)
         engine.submit(self._job)
 
@@ -94,19 +98,19 @@ class Reply(Response):
             (b"x-accel-buffering", b"no"),
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await _more(send, self._frames.begin())
-        loop = asyncio.get_running_loop()
-        last = loop.time()
+        await self._tell(send, self._frames.begin())
+
+        async def beat() -> None:
+            await self._tell(send, self._frames.heartbeat())
+
         while not self._frames.over:
-            messages = await self._inbox.take(max(0.0, last + self._heartbeat - loop.time()))
+            messages = await self._inbox.take(self._silence)
             if None in messages:
                 return
-            frames = b"".join([await self._read(message) for message in messages if message is not None])
             if not messages:
-                frames = self._frames.heartbeat()
-            if frames:
-                await _more(send, frames)
-                last = loop.time()
+                await beat()
+            frames = [await self._read(message, beat) for message in messages if message is not None]
+            await self._tell(send, b"".join(frames))
         self._finish(self._frames, self._frames.error)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -124,16 +128,30 @@ class Reply(Response):
             response = refusal(error, self._request_id).response()
         await response(scope, receive, send)
 
-    async def _read(self, message: Message) -> bytes:
-        """The frames of a message; others are answered meanwhile, if it takes long to make them."""
+    async def _read(self, message: Message, beat: Beat | None = None) -> bytes:
+        """The frames of a message; if it takes long to make them, others are answered meanwhile.
+
+        Args:
+            message: what the engine said.
+            beat: says that the stream is alive, whenever it was silent for too long.
+        """
         if not self._frames.slow(message):
             return self._frames.add(message)
         reader = ThreadPoolExecutor(1, "reader")
         try:
-            return await asyncio.get_running_loop().run_in_executor(reader, self._frames.add, message)
+            frames = asyncio.get_running_loop().run_in_executor(reader, self._frames.add, message)
+            while beat is not None and not (await asyncio.wait([frames], timeout=self._silence))[0]:
+                await beat()
+            return await frames
         finally:
             reader.shutdown(wait=False)
 
+    @property
+    def _silence(self) -> float:
+        """Seconds until the stream has been silent for too long."""
+        return max(0.0, self._told + self._heartbeat - asyncio.get_running_loop().time())
 
-async def _more(send: Send, body: bytes) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": True})
+    async def _tell(self, send: Send, frames: bytes) -> None:
+        if frames:
+            await send({"type": "http.response.body", "body": frames, "more_body": True})
+            self._told = asyncio.get_running_loop().time()

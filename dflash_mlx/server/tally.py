@@ -52,7 +52,7 @@ class Tally:
                 self.accepted += event.accepted
                 if event.drafted:
                     self.drafted_cycles += 1
-                    self.drafted_tokens += event.accepted + 1
+                    self.drafted_tokens += event.committed
             case Finished():
                 self.finish_reason = event.finish_reason
 

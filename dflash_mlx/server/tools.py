@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dflash_mlx.server.messages import text_of
+from dflash_mlx.server.messages import value_of
 from dflash_mlx.server.refusals import Refusal
 
 Tool = Mapping[str, Any]
@@ -62,4 +62,4 @@ def _function(tool: Any, where: str) -> dict[str, Any]:
         raise Refusal(400, f"{where}.description must be a string", param=f"{where}.description")
     if not isinstance(parameters, Mapping):
         raise Refusal(400, f"{where}.parameters must be an object", param=f"{where}.parameters")
-    return {**function, "name": name, "description": text_of(description), "parameters": dict(parameters)}
+    return value_of({**function, "name": name, "description": description, "parameters": parameters})

@@ -5,6 +5,7 @@ import pkgutil
 import random
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import mlx_lm.tool_parsers
@@ -188,6 +189,7 @@ def test_what_is_no_call_is_content(text: str, expected: list[str | Call]) -> No
         ('{"name": "now"}', "{}"),
         ('{"name": "now", "arguments": "{\\"a\\": 1}"}', '{"a": 1}'),
         ('[{"name": "now", "arguments": {"é": [1.5, null]}}]', '{"é": [1.5, null]}'),
+        ('{"name": "now", "arguments": {"a\\ud83d": "x\\ud83dy"}}', '{"a\ufffd": "x\ufffdy"}'),
         ('{"name": "now", "arguments": null}', None),
         ('{"name": "now", "arguments": []}', None),
         ('{"name": "now", "arguments": "x"}', None),
@@ -251,6 +253,23 @@ def test_whatever_a_parser_returns(result: Any) -> None:
 def test_arguments_that_json_cannot_write(arguments: Any) -> None:
     one = Offer(Syntax(("<",), ">", lambda text, tools: {"name": "now", "arguments": arguments}), TOOLS)
     assert read(one, ["<b>"]) == ["<b>"]
+
+
+def test_a_parser_that_took_too_long_is_asked_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def parse(text: str, tools: Any) -> Any:
+        asked.append(text)
+        return json.loads(text)
+
+    monkeypatch.setattr(calls, "PATIENCE", -1.0)
+    slow = Offer(replace(JSON.syntax, parse=parse), TOOLS)
+    text = f"a <tool_call>b</tool_call> c</tool_call> {CALL}."
+    for parts in ([text], *splits(text)):
+        asked.clear()
+        assert read(slow, parts) == [text]
+        assert asked == ["b"]
+    assert read(slow, [f"{CALL} {OTHER}"]) == [NOW_CALL, OTHER_CALL]  # these were worth the time
 
 
 def test_without_parallel_calls_one_ends_the_reply() -> None:

@@ -10,6 +10,8 @@ from dflash_mlx.events import Block, Event, Finished, Prefilled, Prefilling, Tok
 from dflash_mlx.server.chat_frames import ChatFrames
 from dflash_mlx.server.frames import Answer, CompletionFrames, Frames
 from dflash_mlx.server.jobs import Begun, Failed, Message, Queued, Step
+from dflash_mlx.server.metrics import Counts
+from dflash_mlx.server.refusals import encode
 
 ANSWER = Answer(id="i", created=7, model="m")
 HEAD = '"id":"i","object":"chat.completion.chunk","created":7,"model":"m"'
@@ -68,6 +70,29 @@ def test_whole_is_what_the_stream_says() -> None:
     choice = f'{{"index":0,"message":{message},"logprobs":null,"finish_reason":"stop"}}'
     expected = f'{{{head},"choices":[{choice}],{USAGE}}}'
     assert json.dumps(frames.body(), ensure_ascii=False, separators=(",", ":")) == expected
+
+
+def test_a_frame_is_one_line_for_whoever_reads_it_by_lines() -> None:
+    text = "one\u2028two\u2029three\x85four\x0b\x1cé\ud83d"
+    [line] = encode({"text": text}).decode().splitlines()
+    assert json.loads(line) == {"text": text}
+    assert "é" in line
+
+
+def test_tau_counts_the_tokens_of_a_block_in_which_the_reply_ended() -> None:
+    frames, counts = ChatFrames(ANSWER), Counts()
+    events: list[Event] = [
+        Prefilled((1,), "a"),
+        Block((2, 3, 1, 2, 3), "b", drafted=4, accepted=4),
+        Block((2,), "c", drafted=4, accepted=4),
+        Block((2,), "d"),
+        Finished(),
+    ]
+    told(frames, events)
+    for event in events:
+        counts.count(event)
+    assert frames.body()["dflash"] == {"tau": 3.0, "cycles": 3, "seed": 0}
+    assert counts.drafted_tokens / counts.drafted_cycles == 3.0
 
 
 def test_without_reasoning_no_field_says_so() -> None:

@@ -178,6 +178,10 @@ BARE = {"name": "f", "description": "", "parameters": {"type": "object", "proper
         ({"name": "f", "description": None, "parameters": None, "strict": None}, BARE | {"strict": None}),
         ({"name": "f", "description": "a\ud83db", "parameters": {}}, BARE | {"description": "a\ufffdb"}),
         ({**FULL, "strict": True}, FULL | {"strict": True}),
+        (
+            {**FULL, "parameters": {"enum": ["\ud83d"], "\ud83d": 1}},
+            FULL | {"parameters": {"enum": ["\ufffd"], "\ufffd": 1}},
+        ),
         ({**BARE, "name": "mcp__a.b-C_9" * 10}, BARE | {"name": "mcp__a.b-C_9" * 10}),
     ],
 )
@@ -235,6 +239,15 @@ def test_completions_know_no_tools() -> None:
 
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+HALVES = {
+    "id": "c\ud83d",
+    "function": {"name": "f\ud83d", "arguments": '{"\\ud83d": "\\ud83d\\ude42 \ud83d"}'},
+}
+MENDED = {
+    "id": "c\ufffd",
+    "type": "function",
+    "function": {"name": "f\ufffd", "arguments": {"\ufffd": "\U0001f642 \ufffd"}},
+}
 
 
 @pytest.mark.parametrize(
@@ -280,6 +293,20 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '
                 "role": "assistant",
                 "content": "",
                 "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": "{broken"}}],
+            },
+        ),
+        (
+            {"role": "assistant", "tool_calls": [HALVES]},
+            {"role": "assistant", "content": "", "tool_calls": [MENDED]},
+        ),
+        (
+            {"role": "assistant", "function_call": {"name": "f", "arguments": {"a": ["\ud83d"]}}},
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [
+                    {"type": "function", "function": {"name": "f", "arguments": {"a": ["\ufffd"]}}}
+                ],
             },
         ),
         ({"role": "assistant", "tool_calls": []}, {"role": "assistant", "content": ""}),

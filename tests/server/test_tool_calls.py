@@ -166,6 +166,32 @@ def test_others_are_answered_while_a_call_is_parsed(
             assert '"name":"get_weather"' in answer.result().text
 
 
+def test_a_stream_says_that_it_is_alive_while_a_call_is_parsed(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsing, parsed = threading.Event(), threading.Event()
+
+    def parse(text: str, tools: Any) -> Any:
+        parsing.set()
+        assert parsed.wait(30)
+        return json_tools.parse_tool_call(text, tools)
+
+    use(monkeypatch, live, Syntax(("<tool_call>",), "</tool_call>", parse))
+    say(live, CALL.replace("Zürich", "Zürich " * 400))
+    with live.beside(heartbeat=0.2) as quick, quick.connect() as connection:
+        connection.settimeout(5)
+        connection.sendall(request({"messages": [USER], "tools": TOOLS, "stream": True}))
+        assert parsing.wait(60)
+        try:
+            said = b""
+            while said.count(b'"delta":{},"finish_reason":null') < 3:
+                part = connection.recv(65536)
+                said += part if not said or b'"delta":{}' in part else b""
+        finally:
+            parsed.set()
+        assert b'"name":"get_weather"' in read_all(connection)
+
+
 def use(monkeypatch: pytest.MonkeyPatch, live: Live, syntax: Syntax) -> None:
     """Have calls read so."""
     status = live.engine.status
