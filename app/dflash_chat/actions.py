@@ -43,11 +43,10 @@ class Actions:
             self.app.cancel_edit()
 
     def retry(self, _: str = "") -> None:
-        """Ask again; a dead engine is started first."""
+        """Ask again; an engine of ours that has ended is started first."""
         if self.app.talk.state.last is None:
             raise UsageError("nothing was asked yet")
-        if self.app.talk.state.engine.status == "dead":
-            self.app.talk.restart()
+        self.app.talk.restart()
         self.app.take_back_prompt()
         self.app.talk.retry()
         self.app.follow()
@@ -223,7 +222,7 @@ class Actions:
         """Start the engine again."""
         if self.app.talk.process is None:
             raise UsageError("this engine was not started here; start it where it runs")
-        if self.app.talk.process.pid is not None:
+        if not self.app.talk.engine_ended:
             raise UsageError("the engine is running")
         self.app.talk.restart()
         self.app.say("starting the engine again")

@@ -98,6 +98,7 @@ class ChatApp(App[None]):
         self._temporary = temporary
         self._folder = chat.folder or str(Path.cwd())
         self._said: tuple[float, Content] | None = None
+        self._trouble = ""  # of the chat's file, as it was said last
         self._editing: int | None = None  # the turn that ⏎ will ask again
         self._interrupted = -TWICE
         self._frames = 0
@@ -139,10 +140,14 @@ class ChatApp(App[None]):
     # --- drawing --------------------------------------------------------------------------------
 
     def pump(self) -> None:
-        """Apply what has arrived, give back a prompt that got no answer, redraw."""
+        """Apply what has arrived, give back a prompt that got no answer, say what went wrong, redraw."""
         self.talk.pump()
         if self.talk.returned is not None:
             self.take_back_prompt()
+        if (trouble := self.talk.chat.trouble) != self._trouble:
+            self._trouble = trouble
+            if trouble:
+                self.say(trouble, bad=True)
         if not self.talk.state.live:
             self.draw()
         elif self._affordable():
@@ -190,7 +195,7 @@ class ChatApp(App[None]):
         elif self._editing is not None:
             parts = [("editing · ⏎ asks again from here · esc leaves it as it was", view.DIM)]
         else:
-            parts = [view.engine_line(state.engine, now)]
+            parts = [view.engine_line(state, now)]
         if not self.transcript.following:
             parts.append(("   ↓ more below · ^l", "$warning"))
         return Content.assemble(*parts)

@@ -91,8 +91,8 @@ def _run(args: argparse.Namespace) -> int:
     finally:
         if process is not None:
             process.stop()
-    if chat.path is not None and chat.path.exists():
-        print(f"chat saved in {chat.path}")
+    if chat.farewell:
+        print(chat.farewell)
     return app.return_code or 0
 
 
@@ -112,11 +112,12 @@ def address(url: str) -> str:
     Raises:
         UsageError: it is not http(s)://host[:port], with or without /v1.
     """
-    parts = urlsplit(url if "//" in url else f"http://{url}")
+    wrong = UsageError(f"--url is {url!r}, expected an address such as http://127.0.0.1:8765")
     try:
+        parts = urlsplit(url if "//" in url else f"http://{url}")
         good = parts.scheme in ("http", "https") and parts.hostname and (parts.port or True)
     except ValueError:
-        good = False
+        raise wrong from None
     if not good or parts.path.rstrip("/") not in ("", "/v1") or parts.query:
-        raise UsageError(f"--url is {url!r}, expected an address such as http://127.0.0.1:8765")
+        raise wrong
     return f"{parts.scheme}://{parts.netloc}"

@@ -46,6 +46,8 @@ class Client:
             body = None
         if not isinstance(body, Mapping) or "status" not in body:
             message = f"/health answered HTTP {answer.status_code}, not as dflash-chat's own server does"
+            if answer.status_code == 401:
+                message = "this server wants an API key, which dflash-chat cannot send"
             return Engine("unreachable", message, base_url=f"{self.base_url}/v1")
         return Engine.from_health(body, self.base_url)
 
@@ -62,7 +64,7 @@ class Client:
                     raise_busy(answer, failure := await _failure(answer))
                     yield failure
                     return
-                async for line in answer.aiter_lines():
+                async for line in _lines(answer):
                     for data in sse_data(iter((line,))):
                         for event in parse(data):
                             ended = ended or type(event).__name__ in ("Ended", "Failed")
@@ -83,6 +85,16 @@ def raise_busy(answer: httpx.Response, failure: Failed) -> None:
     if answer.status_code in BUSY:
         after = answer.headers.get("retry-after", "")
         raise BusyError(failure, min(30.0, float(after)) if after.replace(".", "", 1).isdigit() else 1.0)
+
+
+async def _lines(answer: httpx.Response) -> AsyncIterator[str]:
+    """The lines of a stream. For httpx one also ends at U+2028 and the like, which may stand in JSON."""
+    rest = b""
+    async for part in answer.aiter_bytes():
+        *lines, rest = (rest + part).split(b"\n")
+        for line in lines:
+            yield line.decode("utf-8", "replace")
+    yield rest.decode("utf-8", "replace")
 
 
 async def _failure(answer: httpx.Response) -> Failed:

@@ -1,5 +1,6 @@
 """The one table of what the reader can do; keys, slash commands, palette, help and docs come from it."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -114,7 +115,10 @@ def option(argument: str) -> tuple[str, float | None]:
     if value in ("default", "none"):
         return OPTIONS[name], None
     try:
-        return OPTIONS[name], int(value) if name in WHOLE else float(value)
-    except ValueError:
+        number = int(value) if name in WHOLE else float(value)
+        if not math.isfinite(number):
+            raise ValueError
+    except (ValueError, OverflowError):
         kind = "whole number" if name in WHOLE else "number"
         raise ValueError(f"/set {name} needs a {kind} or `default`, not {value!r}") from None
+    return OPTIONS[name], number

@@ -16,6 +16,7 @@ from dflash_chat.engine import Engine as Process
 from dflash_chat.state import ChatState, Engine, Reply, Turn
 from dflash_chat.store import Chat, Saved
 from dflash_chat.wire import Event, Failed, Waiting
+from dflash_mlx.errors import one_line
 
 if TYPE_CHECKING:
     from dflash_chat.client import Client
@@ -47,7 +48,7 @@ class Conversation:
         self.url = url
         self.process = process
         self.clock = clock
-        self.state = ChatState(engine=Engine(base_url=f"{url}/v1"))
+        self.state = ChatState(engine=Engine(base_url=f"{url}/v1"), own_engine=process is not None)
         self.returned: str | None = None  # a prompt that got no answer and belongs back in the input
         self._load(saved)
         self._inbox: deque[tuple[Turn, Event]] = deque()
@@ -101,15 +102,16 @@ class Conversation:
         self.returned = None
         self._load(saved)
 
+    @property
+    def engine_ended(self) -> bool:
+        """Whether our own engine is gone, or says that it answers no more."""
+        return self.process is not None and (self.process.pid is None or self.state.engine.status == "failed")
+
     def restart(self) -> None:
         """Start the engine again after its end."""
-        if self.process is not None and self.process.pid is None:
+        if self.process is not None and self.engine_ended:
             self.process.start()
-            self.url = self.process.url
-            self._client = None
-            self.state.engine = Engine(base_url=f"{self.url}/v1")
-            self._known.clear()
-            self._look.set()
+            self._begin_anew(self.process.url)
 
     # --- what drives it -------------------------------------------------------------------------
 
@@ -170,7 +172,21 @@ class Conversation:
         self.chat.part(reply.text[text:], reply.reasoning[reasoning:])
         self._written, self._checkpoint = (len(reply.text), len(reply.reasoning)), self.clock()
 
+    def _begin_anew(self, url: str) -> None:
+        """Our engine has been started, and will answer there."""
+        self.url, self._client = url, None
+        self.state.engine = Engine(base_url=f"{url}/v1")
+        self._known.clear()
+        self._look.set()
+
     async def _answer(self, turn: Turn) -> None:
+        """Ask, and put what is answered into the inbox; the reply ends, whatever happens here."""
+        try:
+            await self._ask(turn)
+        except Exception as error:
+            self._inbox.append((turn, Failed(f"the chat could not go on: {_reason(error)}")))
+
+    async def _ask(self, turn: Turn) -> None:
         from dflash_chat.client import BusyError
 
         tries = 0
@@ -217,7 +233,12 @@ class Conversation:
         """Keep `state.engine` true: often until it is ready, seldom after."""
         while True:
             self._look.clear()
-            self.state.engine = engine = await self._examine()
+            try:
+                engine = await self._examine()
+            except Exception as error:  # the reader must hear of it, and a message that waits must fail
+                reason = f"the engine cannot be asked: {_reason(error)}"
+                engine = Engine("unreachable", reason, base_url=f"{self.url}/v1")
+            self.state.engine = engine
             if engine.status in ("starting", "loading"):
                 self._known.clear()
             else:
@@ -229,14 +250,22 @@ class Conversation:
                     await self._look.wait()
 
     async def _examine(self) -> Engine:
-        if self.process is not None and (death := self.process.death()) is not None:
-            return replace(self.state.engine, status="dead", message=death)
+        if self.process is not None:
+            if self.process.move():
+                self._begin_anew(self.process.url)
+            if (death := self.process.death()) is not None:
+                return replace(self.state.engine, status="dead", message=death)
         if self._client is None:
             # httpx takes a while to load, and the prompt should be on the screen first
             module = await asyncio.to_thread(__import__, "dflash_chat.client", fromlist=["Client"])
             self._client = module.Client(self.url)
-        engine = await self._client.health()
+        client = self._client
+        engine: Engine = await client.health()
         if engine.status == "unreachable" and self.process is not None:
             # Our child lives: it has not opened its port yet, or is too busy to answer.
             return self.state.engine
-        return engine
+        return engine if client is self._client else self.state.engine  # else it was started again meanwhile
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {one_line(error)}"

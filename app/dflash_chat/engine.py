@@ -1,6 +1,7 @@
 """The engine as a child process: started before the terminal is taken, ended whenever this process ends."""
 
 import contextlib
+import errno
 import socket
 import subprocess
 import sys
@@ -8,9 +9,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from dflash_mlx.errors import UsageError
+
 PORT = 8765  # where editors look for it
 HOST = "127.0.0.1"
+LISTENS = ((socket.AF_INET, HOST), (socket.AF_INET6, "::1"))  # the child does, on both where there are both
+IN_USE = "it is in use"  # says the child of its port
 PATIENCE = 5.0  # seconds that it may take to end by itself
+HASTE = 0.5  # the same for one that is started again: it has failed, and the reader waits
 
 
 class Engine:
@@ -30,13 +36,41 @@ class Engine:
         self._arguments = list(arguments)
         self._command = list(command or (sys.executable, "-m", "dflash_mlx.server"))
         self._child: subprocess.Popen[bytes] | None = None
+        self._moved = False
         self.url = ""
 
     def start(self) -> None:
-        """Start it, for the first time or again. `url` is known at once; it answers a little later."""
-        self.stop()
-        port = _free_port()
-        self.url = f"http://{HOST}:{port}"
+        """Start it, for the first time or again. `url` is known at once; it answers a little later.
+
+        Raises:
+            UsageError: it cannot be started, or its log cannot be written.
+        """
+        self._moved = False
+        self._start(PORT)
+
+    def move(self) -> bool:
+        """Start it on another port, once, if it ended because its own was taken before it listened.
+
+        Returns:
+            Whether that was so.
+        """
+        if self._moved or self.death() is None or IN_USE not in self.last_line():
+            return False
+        self._moved = True
+        self._start(0)
+        return True
+
+    def _start(self, port: int) -> None:
+        self.stop(HASTE)
+        try:
+            port = _free_port(port)
+            self.url = f"http://{HOST}:{port}"
+            self._spawn(port)
+        except OSError as error:
+            reason = error.strerror or error
+            raise UsageError(f"cannot start the engine with its log {self.log}: {reason}") from None
+
+    def _spawn(self, port: int) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with contextlib.suppress(OSError):
             self.log.replace(self.log.with_suffix(".old.log"))
@@ -72,7 +106,7 @@ class Engine:
             return ""
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
-    def stop(self) -> None:
+    def stop(self, patience: float = PATIENCE) -> None:
         """End it: by closing its input, then by asking, then by force."""
         if self._child is None:
             return
@@ -81,7 +115,7 @@ class Engine:
             self._child.stdin.close()
         for end in (self._child.terminate, self._child.kill, None):
             try:
-                self._child.wait(PATIENCE)
+                self._child.wait(patience)
                 break
             except subprocess.TimeoutExpired:
                 if end is not None:
@@ -89,18 +123,34 @@ class Engine:
         self._child = None
 
 
-def _free_port() -> int:
-    """The usual port, so that an editor's settings stay right; if it is taken, one that the system picks."""
-    for port in (PORT, 0):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((HOST, port))
-            except OSError:
-                continue
-            number: int = probe.getsockname()[1]
-            return number
+def _free_port(wanted: int) -> int:
+    """This port, so that an editor's settings stay right; if it is taken, one that the system picks."""
+    for port in (wanted, 0, 0, 0):
+        with contextlib.suppress(OSError):
+            return _free(port)
     raise OSError("no free port")
+
+
+def _free(port: int) -> int:
+    """The port, or for 0 one that the system picks, if it is free wherever the child will listen.
+
+    Raises:
+        OSError: it is taken.
+    """
+    with contextlib.ExitStack() as probes:
+        for family, address in LISTENS:
+            try:
+                probe = probes.enter_context(socket.socket(family))
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                probe.bind((address, port))
+            except OSError as error:
+                if family == socket.AF_INET or error.errno == errno.EADDRINUSE:
+                    raise
+                continue  # no IPv6 here
+            port = probe.getsockname()[1]
+    return port
 
 
 def new_log(folder: Path) -> Path:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import io
 import signal
 import sys
 import threading
@@ -37,6 +38,7 @@ class _Plain:
         self.talk = talk
         self.asks = sys.stdin.isatty()
         self._lines: asyncio.Queue[str | None] = asyncio.Queue()
+        self._trouble = ""  # of the chat's file, as it was said last
 
     async def run(self) -> int:
         self.talk.start()
@@ -56,10 +58,11 @@ class _Plain:
                         self.talk.send(line)
                 if ask:
                     code = await self._turn()
+                self._say_trouble()
         finally:
             await self.talk.close()
-        if self.talk.chat.path is not None and self.talk.chat.path.exists():
-            _print(sys.stderr, f"chat saved in {self.talk.chat.path}")
+        if self.talk.chat.farewell:
+            _print(sys.stderr, self.talk.chat.farewell)
         return code
 
     async def _line(self) -> str | None:
@@ -71,9 +74,26 @@ class _Plain:
 
     def _read(self, loop: asyncio.AbstractEventLoop) -> None:
         """On a thread of its own, which ends with the process: nothing can wake it from a read."""
-        for line in sys.stdin:
-            loop.call_soon_threadsafe(self._lines.put_nowait, line.rstrip("\n"))
-        loop.call_soon_threadsafe(self._lines.put_nowait, None)
+
+        def put(line: str | None) -> None:
+            with contextlib.suppress(RuntimeError):  # the chat has ended meanwhile
+                loop.call_soon_threadsafe(self._lines.put_nowait, line)
+
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            sys.stdin.reconfigure(errors="replace")  # a pipe may hold any bytes
+        try:
+            with contextlib.suppress(OSError):  # the terminal has gone
+                for line in sys.stdin:
+                    put(line.rstrip("\n"))
+        finally:
+            put(None)
+
+    def _say_trouble(self) -> None:
+        """That the chat cannot be saved, when that begins."""
+        if self.talk.chat.trouble != self._trouble:
+            self._trouble = self.talk.chat.trouble
+            if self._trouble:
+                _print(sys.stderr, f"error: {self._trouble}")
 
     def _interrupt(self) -> None:
         if self.talk.state.live:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from dflash_chat import wire
 from dflash_chat.wire import Cycle, Ended, Event, Failed, Reading, Said, Started, Token, Totals, Waiting
 
 Phase = Literal[
@@ -133,7 +134,7 @@ class Reply:
         self._count(len(cycle.tokens))
         self.decode_seconds += cycle.seconds
         if cycle.drafted:
-            self.histogram[cycle.accepted + 1] += 1
+            self.histogram[len(cycle.tokens)] += 1
         if not self._buckets or self._buckets[-1][1] >= BUCKET:
             self._buckets.append([0.0, 0.0])
             del self._buckets[:-BUCKETS]
@@ -178,8 +179,7 @@ class Reply:
         """A reply of an earlier run; what is missing or odd in its figures counts as zero."""
 
         def number(key: str) -> float:
-            value = saved.get(key)
-            return float(value) if isinstance(value, int | float) else 0.0
+            return wire.number(saved.get(key))
 
         known: dict[str, Phase] = {"done": "done", "length": "length", "failed": "failed"}
         reply = Reply(phase=known.get(phase, "stopped"), text=text, reasoning=reasoning, error=error)
@@ -192,8 +192,8 @@ class Reply:
         reply.tau = number("tau") or None
         histogram = saved.get("histogram")
         for size, n in (histogram if isinstance(histogram, dict) else {}).items():
-            if str(size).isdigit() and isinstance(n, int):
-                reply.histogram[int(size)] = n
+            if size.isascii() and size.isdigit() and len(size) <= 4:
+                reply.histogram[int(size)] = int(wire.number(n))
         return reply
 
 
@@ -251,8 +251,7 @@ class Engine:
             return value if isinstance(value, str) else ""
 
         def number(mapping: Any, key: str) -> float:
-            value = mapping.get(key) if isinstance(mapping, Mapping) else None
-            return float(value) if isinstance(value, int | float) else 0.0
+            return wire.number(mapping.get(key)) if isinstance(mapping, Mapping) else 0.0
 
         def texts(key: str) -> tuple[str, ...]:
             value = body.get(key)
@@ -291,6 +290,7 @@ class ChatState:
     system: str = ""
     options: dict[str, float] = field(default_factory=dict)  # request fields that /set gave
     thinking: str | None = None  # a level of the model's; None: its own default
+    own_engine: bool = False  # the engine is a child of this process, which can start it again
 
     @property
     def last(self) -> Turn | None:

@@ -64,17 +64,28 @@ class Chat:
     Args:
         path: the file; None keeps nothing.
         folder: the folder that a new chat belongs to.
+
+    Attributes:
+        trouble: why what was said last is not in the file; it is written as soon as that is possible.
     """
 
     def __init__(self, path: Path | None, folder: str) -> None:
         self.path = path
         self.folder = folder
+        self.trouble = ""
         self._file: int | None = None
+        self._unsaved = bytearray()
 
     @property
     def written(self) -> bool:
         """Whether there is a file."""
         return self._file is not None
+
+    @property
+    def farewell(self) -> str:
+        """What its reader should know at the end: where it is, or why not; empty if nothing was said."""
+        saved = self.path is not None and self.path.exists()
+        return self.trouble or (f"chat saved in {self.path}" if saved else "")
 
     def open(self) -> Saved:
         """Read an existing chat and lock it.
@@ -84,20 +95,21 @@ class Chat:
         """
         assert self.path is not None
         try:
-            handle = os.open(self.path, os.O_RDWR | os.O_APPEND)
+            handle = _locked(self.path, os.O_RDWR | os.O_APPEND)
         except OSError as error:
             raise UsageError(f"cannot open the chat {self.path}: {error.strerror}") from None
         try:
-            self._lock(handle)
             data = self.path.read_bytes()
             saved = read(data, self.path)
-        except BaseException:
+        except BaseException as error:
             os.close(handle)
+            if isinstance(error, OSError):
+                raise UsageError(f"cannot read the chat {self.path}: {error.strerror}") from None
             raise
         self._file = handle
         self.folder = saved.folder
-        if data and not data.endswith(b"\n"):
-            os.write(handle, b"\n")  # what was torn stays a line of its own
+        if not data.endswith(b"\n"):
+            self._unsaved += b"\n"  # what was torn stays a line of its own
         return saved
 
     def user(self, text: str) -> None:
@@ -127,12 +139,22 @@ class Chat:
         self._write({"type": "system", "text": text})
 
     def delete(self) -> Path | None:
-        """Move the file to the folder of deleted chats, and say where it is now."""
+        """Move the file to the folder of deleted chats, and say where it is now.
+
+        Raises:
+            UsageError: it cannot be moved.
+        """
+        where = None
+        if self.path is not None and self._file is not None and self.path.exists():
+            where = _move(self.path)
+        self._unsaved.clear()
         self.close()
-        return None if self.path is None or not self.path.exists() else discard(self.path)
+        return where
 
     def close(self) -> None:
         """Let another program have it."""
+        if self._unsaved:
+            self._save()
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -140,25 +162,25 @@ class Chat:
     def _write(self, entry: dict[str, Any]) -> None:
         if self.path is None:
             return
-        if self._file is None:
-            self._file = self._create(self.path)
-        os.write(self._file, json.dumps(entry).encode() + b"\n")
+        if self._file is None and not self._unsaved:
+            header = {"type": "chat", "version": VERSION, "id": self.path.stem, "folder": self.folder}
+            self._unsaved += _line({**header, "time": round(time.time(), 3)})
+        self._unsaved += _line(entry)
+        self._save()
 
-    def _create(self, path: Path) -> int:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
-        self._lock(handle)
-        header = {"type": "chat", "version": VERSION, "id": path.stem, "folder": self.folder}
-        os.write(handle, json.dumps({**header, "time": round(time.time(), 3)}).encode() + b"\n")
-        return handle
-
-    def _lock(self, handle: int) -> None:
+    def _save(self) -> None:
+        """Write what is not in the file yet, from where an earlier try came to."""
+        assert self.path is not None
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UsageError(
-                f"the chat {self.path} is open in another window; close it there, or start a new chat"
-            ) from None
+            if self._file is None:
+                self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                self._file = _locked(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL)
+            while self._unsaved:
+                del self._unsaved[: os.write(self._file, self._unsaved)]
+        except OSError as error:
+            self.trouble = self.trouble or f"this chat cannot be saved: {error.strerror} ({self.path})"
+        else:
+            self.trouble = ""
 
 
 class Store:
@@ -179,7 +201,7 @@ class Store:
             UsageError: there is none, or more than one.
         """
         if os.sep in name or name.endswith(".jsonl"):
-            return Chat(Path(name).expanduser(), "")
+            return Chat(_expanded(name), "")
         found = sorted(path for path in self.folder.glob("*.jsonl") if path.stem.startswith(name))
         exact = [path for path in found if path.stem == name]
         if len(exact or found) != 1:
@@ -208,17 +230,61 @@ class Store:
         found: list[list[str]] = []
         for summary in self.all():
             if summary.folder == folder and len(found) < chats:
-                lines = summary.path.read_bytes().split(b"\n")
+                try:
+                    lines = summary.path.read_bytes().split(b"\n")
+                except OSError:  # another window has just deleted it
+                    continue
                 asked = (_entry(line) for line in lines if line.startswith(_USER))
                 found.append([_string(entry, "text") for entry in asked])
         return [prompt for prompts in reversed(found) for prompt in prompts]
 
 
 def discard(path: Path) -> Path:
-    """Move a chat's file to the folder `deleted` beside it."""
+    """Move a chat's file to the folder `deleted` beside it.
+
+    Raises:
+        UsageError: it is gone, it is open in another window, or it cannot be moved.
+    """
+    try:
+        handle = _locked(path, os.O_RDWR)
+    except OSError as error:
+        raise UsageError(f"cannot delete the chat {path}: {error.strerror}") from None
+    try:
+        return _move(path)
+    finally:
+        os.close(handle)
+
+
+def _move(path: Path) -> Path:
     target = path.parent / "deleted" / path.name
-    target.parent.mkdir(exist_ok=True, mode=0o700)
-    return path.replace(target)
+    try:
+        target.parent.mkdir(exist_ok=True, mode=0o700)
+        return path.replace(target)
+    except OSError as error:
+        raise UsageError(f"cannot move the chat {path} to {target.parent}: {error.strerror}") from None
+
+
+def _locked(path: Path, flags: int) -> int:
+    """The file, opened, for this program alone.
+
+    Raises:
+        UsageError: another program has it.
+        OSError: it cannot be opened.
+    """
+    handle = os.open(path, flags, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise UsageError(f"the chat {path} is open in another window: close it there first") from None
+    except OSError:
+        os.close(handle)
+        raise
+    return handle
+
+
+def _line(entry: dict[str, Any]) -> bytes:
+    return json.dumps(entry).encode() + b"\n"
 
 
 def read(data: bytes, path: Path) -> Saved:
@@ -304,7 +370,7 @@ def _entry(line: bytes) -> dict[str, Any]:
     """The object on a line; an empty one for a line that is torn or foreign."""
     try:
         entry = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return entry if isinstance(entry, dict) else {}
 
@@ -320,7 +386,7 @@ def save(name: str, state: ChatState) -> Path:
     Raises:
         UsageError: there is such a file, or it cannot be written.
     """
-    file = Path(name).expanduser()
+    file = _expanded(name)
     try:
         with file.open("x", encoding="utf-8", errors="replace") as out:
             out.write(markdown(state.title, state.system, state.turns))
@@ -329,6 +395,13 @@ def save(name: str, state: ChatState) -> Path:
     except OSError as error:
         raise UsageError(f"cannot write {file}: {error.strerror}") from None
     return file.absolute()
+
+
+def _expanded(name: str) -> Path:
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        raise UsageError(f"{name} names a user who is not known here; choose another path") from None
 
 
 def markdown(title: str, system: str, turns: list[Turn]) -> str:

@@ -100,7 +100,7 @@ def parse(data: str) -> list[Event]:
     """The events of one SSE chunk."""
     try:
         chunk = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return [Failed(f"the server sent {data[:80]!r}, which is not JSON")]
     if not isinstance(chunk, dict):
         return [Failed(f"the server sent {data[:80]!r}, expected an object")]
@@ -123,8 +123,8 @@ def parse(data: str) -> list[Event]:
             Totals(
                 prompt_tokens=_int(usage.get("prompt_tokens")),
                 reply_tokens=_int(usage.get("completion_tokens")),
-                reply_seconds=_float(timings.get("predicted_ms")) / 1e3,
-                tau=_float(tau) if tau is not None else None,
+                reply_seconds=number(timings.get("predicted_ms")) / 1e3,
+                tau=number(tau) if tau is not None else None,
             )
         )
     return events
@@ -149,11 +149,11 @@ def _facts(facts: Mapping[str, Any]) -> list[Event]:
             return [Reading(_int(facts.get("done")), _int(facts.get("total")))]
         case "prefilled":
             counts = _int(facts.get("prompt_tokens")), _int(facts.get("cached_tokens"))
-            return [Started(*counts, _float(facts.get("seconds")), _tokens(facts.get("tokens")))]
+            return [Started(*counts, number(facts.get("seconds")), _tokens(facts.get("tokens")))]
         case "block":
             rejected = tuple(_text(_mapping(token).get("text")) for token in _list(facts.get("rejected")))
             counts = _int(facts.get("drafted")), _int(facts.get("accepted"))
-            seconds = _float(facts.get("seconds"))
+            seconds = number(facts.get("seconds"))
             return [Cycle(*counts, seconds, _tokens(facts.get("tokens")), rejected)]
     return []
 
@@ -176,9 +176,10 @@ def _text(value: Any) -> str:
 
 
 def _int(value: Any) -> int:
-    return int(_float(value))
+    return int(number(value))
 
 
-def _float(value: Any) -> float:
+def number(value: Any) -> float:
+    """The number that a value of JSON is; 0 for what is none, or too large to be true."""
     ok = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e15
     return float(value) if ok else 0.0

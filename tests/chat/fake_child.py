@@ -12,7 +12,10 @@ from chat.fake_engine import FakeEngine
 def main() -> int:
     port = int(sys.argv[sys.argv.index("--port") + 1])
     assert "--exit-with-parent" in sys.argv
-    engine = FakeEngine(logs.compose(logs.PROSE * 200), port=port)
+    try:
+        engine = FakeEngine(logs.compose(logs.PROSE * 200), port=port)
+    except OSError:
+        sys.exit(f"error: cannot listen on 127.0.0.1 port {port}: it is in use: pass another --port")
     engine.pace = 0.02
     print("the last words", file=sys.stderr, flush=True)
     sys.stdin.read()

@@ -35,7 +35,7 @@ class FakeEngine:
     """Replays `replies` in turn, the last one again and again.
 
     Attributes:
-        health: what /health says; changed by tests.
+        health: what /health says; changed by tests. `locked`: it says only that it wants an API key.
         refuse: (status, headers, body) for the next requests, one each, before it replays again.
         hold: how many chunks of a reply are sent before it waits for `release`; None: it never waits.
         pace: seconds between chunks.
@@ -46,6 +46,7 @@ class FakeEngine:
     def __init__(self, *replies: Sequence[Chunk], port: int = 0) -> None:
         self.replies = list(replies) or [compose("Hello.")]
         self.health: dict[str, Any] = dict(HEALTH)
+        self.locked = False
         self.refuse: list[tuple[int, dict[str, str], str]] = []
         self.hold: int | None = None
         self.pace = 0.0
@@ -99,6 +100,9 @@ def _handler(engine: FakeEngine) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             status = 200 if engine.health.get("status") == "ok" else 503
+            if engine.locked:
+                self._answer(401, {}, '{"error": {"message": "the API key is missing or wrong"}}')
+                return
             self._answer(status, {}, json.dumps(engine.health))
 
         def do_POST(self) -> None:
@@ -119,7 +123,7 @@ def _handler(engine: FakeEngine) -> type[BaseHTTPRequestHandler]:
             for number, part in enumerate(engine.next_reply()):
                 if not engine.wait(number):
                     return
-                self.wfile.write(f"data: {json.dumps(part)}\n\n".encode())
+                self.wfile.write(f"data: {json.dumps(part, ensure_ascii=False)}\n\n".encode())
                 engine.sent = number + 1
             self.wfile.write(b"data: [DONE]\n\n")
 

@@ -6,6 +6,7 @@ import random
 
 import pytest
 from dflash_chat.blocks import CODE_LINES, TEXT_LIMIT, Block, Code, Prose, Splitter, code_blocks, split
+from dflash_chat.widgets.blocks import PlainBlock, ProseBlock, coloured, widget
 
 from chat import logs
 
@@ -87,6 +88,23 @@ def test_the_tail_is_what_no_block_holds() -> None:
 def test_indented_code_is_one_block() -> None:
     blocks = split("    def f(x):\n\n        return x\n\nafter\n")
     assert blocks == [Code("def f(x):\n\n    return x", "", begins=True, ends=True), Prose("after\n")]
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows", "kind"), [(10, 19, ProseBlock), (10, 20, PlainBlock), (1000, 1, PlainBlock)]
+)
+def test_a_table_of_many_cells_is_shown_as_it_was_written(columns: int, rows: int, kind: type) -> None:
+    head = f"{'|a' * columns}|\n{'|-' * columns}|\n"
+    full, sparse = f"{'|b' * columns}|\n" * rows, "b\n" * rows  # cells that are left out are there, too
+    assert {type(widget(Prose(head + body))) for body in (full, sparse)} == {kind}
+
+
+def test_code_of_an_endless_line_has_no_colours() -> None:
+    short, long = ("[1, " * (size // 4) for size in (TEXT_LIMIT, 2 * TEXT_LIMIT))
+    assert coloured(Code(short, "json", begins=True, ends=True)).spans
+    assert not coloured(Code(long, "json", begins=True, ends=True)).spans
+    below = coloured(Code("[2]", "json", begins=False, ends=True), long)
+    assert (below.plain, below.spans) == ("[2]", [])
 
 
 def test_a_fence_in_a_list_loses_its_indent() -> None:

@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from dflash_chat.engine import Engine
+from dflash_chat.client import Client
+from dflash_chat.engine import IN_USE, Engine
 from dflash_chat.store import Chat, Store
 
 from chat import logs
 from chat.fake_engine import FakeEngine
-from chat.stage import COMMON, SIZES, Stage, play
+from chat.stage import COMMON, SIZES, WIDE, Stage, play
+from dflash_mlx.errors import UsageError
+from dflash_mlx.server.serving import listen
 from dflash_mlx.terminal import printable
 
 CHILD = [sys.executable, str(Path(__file__).parent / "fake_child.py")]
@@ -61,6 +66,104 @@ def test_a_first_delta_of_any_shape(first: dict[str, object], engine: FakeEngine
         assert "Hello." in stage.text
 
     play(story, engine, tmp_path)
+
+
+def test_what_ends_a_line_elsewhere_is_text_within_a_frame(engine: FakeEngine, tmp_path: Path) -> None:
+    text = "one\u2028two\u2029three\x85four\r\n"
+    engine.replies = [[logs.chunk({"content": text}), logs.chunk({}, {"phase": "finished"}, "stop")]]
+
+    async def story(stage: Stage) -> None:
+        await stage.ready()
+        await stage.ask("question")
+
+    app = play(story, engine, tmp_path)
+    assert [(turn.reply.phase, turn.reply.text) for turn in app.talk.state.turns] == [("done", text)]
+
+
+def test_an_error_that_nobody_foresaw_fails_the_reply(
+    engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(self: Client, request: object) -> AsyncIterator[object]:
+        raise KeyError("what\never")
+        yield
+
+    async def story(stage: Stage) -> None:
+        await stage.ready()
+        with monkeypatch.context() as patch:
+            patch.setattr(Client, "reply", broken)
+            await stage.ask("question")
+        assert "the chat could not go on: KeyError: 'what" in stage.words
+        assert stage.app.prompt.text == "question"
+        await stage.press("enter")
+        await stage.done()
+        assert "Hello." in stage.text
+
+    play(story, engine, tmp_path)
+
+
+def test_an_engine_that_cannot_be_asked_is_unreachable(
+    engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(self: Client) -> object:
+        raise OverflowError("too large")
+
+    async def story(stage: Stage) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(Client, "health", broken)
+            await stage.until(lambda: stage.app.talk.state.engine.status == "unreachable")
+            await stage.ask("question")
+            assert "the engine cannot be asked: OverflowError: too large" in stage.words
+        await stage.ready()
+
+    play(story, engine, tmp_path)
+
+
+def test_a_server_that_wants_a_key_is_told_apart(engine: FakeEngine, tmp_path: Path) -> None:
+    engine.locked = True
+
+    async def story(stage: Stage) -> None:
+        await stage.until(lambda: stage.app.talk.state.engine.message)
+        await stage.drawn()
+        assert "this server wants an API key, which dflash-chat cannot send" in stage.words
+
+    play(story, engine, tmp_path)
+
+
+def test_a_chat_that_cannot_be_saved_says_so_once_and_goes_on(engine: FakeEngine, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    chat = Chat(tmp_path / "file" / "x.jsonl", "/here")
+
+    async def story(stage: Stage) -> None:
+        await stage.ready()
+        for times in (1, 0):
+            await stage.ask("question")
+            assert stage.words.count("this chat cannot be saved: ") == times
+            stage.clock.now += 10
+
+    app = play(story, engine, tmp_path, chat=chat)
+    assert [turn.reply.text for turn in app.talk.state.turns] == ["Hello.", "Hello."]
+
+
+@pytest.mark.parametrize(("gone", "said"), [(False, "open in another window"), (True, "No such file")])
+def test_a_chat_of_another_window_is_not_deleted(
+    gone: bool, said: str, engine: FakeEngine, tmp_path: Path
+) -> None:
+    other = Store(tmp_path / "sessions").new("/here")
+    other.user("another window's")
+    assert other.path is not None
+
+    async def story(stage: Stage) -> None:
+        await stage.ready()
+        await stage.press("ctrl+o", "delete")
+        assert other.path is not None
+        if gone:
+            other.path.unlink()
+        await stage.press("delete")
+        assert said in stage.words
+        assert ("another window's" in stage.text) == other.path.exists() == (not gone)
+
+    play(story, engine, tmp_path, size=WIDE)
+    other.close()
 
 
 @pytest.mark.parametrize(
@@ -231,6 +334,82 @@ def test_ctrl_r_starts_a_dead_engine(engine: FakeEngine, tmp_path: Path) -> None
         play(story, engine, tmp_path, url=child.url, process=child)
     finally:
         child.stop()
+
+
+def test_f5_starts_an_engine_again_that_lives_and_has_failed(engine: FakeEngine, tmp_path: Path) -> None:
+    engine.health |= {"status": "failed", "message": "ValueError: no luck"}
+    child = Engine([], tmp_path / "engine.log", CHILD)
+    child.start()
+    before = child.pid
+
+    async def story(stage: Stage) -> None:
+        await stage.until(lambda: stage.app.talk.state.engine.status == "failed")
+        await stage.drawn()
+        assert "ValueError: no luck F5 starts it again" in stage.words
+        await stage.press("f5")
+        await stage.ready()
+        assert child.pid not in (None, before)
+        await stage.press("f5")
+        assert "the engine is running" in stage.text
+
+    try:
+        play(story, engine, tmp_path, url=engine.url, process=child)
+    finally:
+        child.stop()
+
+
+def test_an_engine_of_somebody_else_is_not_offered_to_be_started(engine: FakeEngine, tmp_path: Path) -> None:
+    engine.health |= {"status": "failed", "message": "ValueError: no luck"}
+
+    async def story(stage: Stage) -> None:
+        await stage.until(lambda: stage.app.talk.state.engine.status == "failed")
+        await stage.drawn()
+        assert "ValueError: no luck" in stage.text
+        assert "F5" not in stage.text
+
+    play(story, engine, tmp_path)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_a_port_that_is_taken_at_either_address_is_not_used(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        taken = socket.create_server((address, 0), family=family)
+    except OSError:
+        pytest.skip("no IPv6 here")
+    with taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr("dflash_chat.engine.PORT", port)
+        child = Engine([], tmp_path / "engine.log", [sys.executable, "-c", ""])
+        child.start()
+        child.stop()
+        assert not child.url.endswith(f":{port}")
+        with pytest.raises(UsageError, match=IN_USE):
+            listen(address, port)
+
+
+def test_an_engine_whose_port_was_taken_meanwhile_starts_on_another(
+    engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as free:
+        ports = [taken.getsockname()[1], free.getsockname()[1]]
+        free.close()
+        monkeypatch.setattr("dflash_chat.engine._free_port", lambda *_: ports.pop(0))
+        child = Engine([], tmp_path / "engine.log", CHILD)
+        child.start()
+
+        async def story(stage: Stage) -> None:
+            await stage.ready()
+            await stage.type("question")
+            await stage.until(lambda: stage.app.talk.state.turns[0].reply.text)
+
+        try:
+            play(story, engine, tmp_path, url=child.url, process=child)
+        finally:
+            child.stop()
+    assert not ports
 
 
 def test_an_engine_that_cannot_start_says_why(engine: FakeEngine, tmp_path: Path) -> None:

@@ -70,6 +70,50 @@ def test_a_failure_is_the_exit_code(engine: FakeEngine) -> None:
     assert "[failed: HTTP 400: no]" in done.stderr
 
 
+def test_bytes_that_are_no_text_end_nothing(engine: FakeEngine) -> None:
+    done = subprocess.run(
+        [*CHAT, "--url", engine.url, "--plain"],
+        input=b"caf\xe9\n",
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "utf-8:strict"},
+        timeout=20,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, b"Hello.\n")
+    assert engine.requests[0]["messages"][0]["content"] == "caf\ufffd"
+
+
+def test_an_address_that_cannot_be_used_is_a_failure_in_one_line() -> None:
+    command = [*CHAT, "--url", "http://a_☃", "--plain"]
+    done = subprocess.run(command, input="hi\n", capture_output=True, text=True, timeout=20, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    [failed] = [line for line in done.stderr.splitlines() if "chat saved" not in line]
+    assert failed.startswith("[failed: the engine cannot be asked: InvalidURL: ")
+
+
+def test_a_chat_that_cannot_be_saved_goes_on(engine: FakeEngine, tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "dflash-chat"
+    folder.mkdir(parents=True)
+    (folder / "sessions").write_text("")
+    done = chat(engine, "one\ntwo\n")
+    assert (done.returncode, done.stdout) == (0, "Hello.\nHello.\n")
+    assert done.stderr.count("error: this chat cannot be saved: ") == 1
+    assert len(engine.requests[1]["messages"]) == 3
+
+
+def test_a_log_that_cannot_be_written_is_an_error_in_one_line(tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "dflash-chat"
+    folder.mkdir(parents=True)
+    (folder / "logs").write_text("")
+    done = subprocess.run(
+        [*CHAT, "--plain"], input="", capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert line.startswith("error: cannot start the engine with its log ")
+    assert line.endswith((": Not a directory", ": File exists"))
+
+
 def test_control_characters_are_left_out(engine: FakeEngine) -> None:
     engine.replies = [logs.compose(logs.HOSTILE, logs.HOSTILE)]
     done = chat(engine, "question\n")

@@ -70,7 +70,10 @@ def test_options(argument: str, meaning: tuple[str, float | None]) -> None:
     assert commands.option(argument) == meaning
 
 
-@pytest.mark.parametrize("argument", ["temp", "temp x", "seed 1.5", "tempo 1", ""])
+@pytest.mark.parametrize(
+    "argument",
+    ["temp", "temp x", "seed 1.5", "tempo 1", "", "temp nan", "top_p inf", "temp 1e999", f"seed {10**400}"],
+)
 def test_options_that_make_no_sense_say_so(argument: str) -> None:
     with pytest.raises(ValueError, match=r"/set"):
         commands.option(argument)
@@ -181,7 +184,9 @@ def test_addresses(url: str) -> None:
     assert address(url) == "http://127.0.0.1:8765"
 
 
-@pytest.mark.parametrize("url", ["", "ftp://x", "http://x/y", "http://x:port", "http://", "http://x?y=1"])
+@pytest.mark.parametrize(
+    "url", ["", "ftp://x", "http://x/y", "http://x:port", "http://", "http://x?y=1", "http://[::1"]
+)
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(UsageError, match="--url"):
         address(url)

@@ -65,6 +65,8 @@ def test_acceptance_length_counts_drafted_cycles_only() -> None:
         reply.apply(Cycle(drafted, accepted, 0.1, (Token("x"),) * (accepted + 1)), 0.0)
     assert reply.accepted == 3.0
     assert dict(reply.histogram) == {5: 1, 1: 1}
+    reply.apply(Cycle(4, 4, 0.1, (Token("end"),) * 3), 0.0)  # the reply ended inside the block
+    assert dict(reply.histogram) == {5: 1, 3: 1, 1: 1}
     reply.apply(Totals(tau=2.5), 0.0)
     assert reply.accepted == 2.5
 
@@ -124,7 +126,13 @@ def test_figures_survive_being_saved() -> None:
 
 
 @pytest.mark.parametrize(
-    "odd", [{}, {"tokens": "x", "histogram": [1], "tau": None}, {"histogram": {"a": 1, "2": "b"}}]
+    "odd",
+    [
+        {},
+        {"tokens": "x", "histogram": [1], "tau": None},
+        {"histogram": {"a": 1, "2": "b", "²": 1, "9" * 5000: 1, "3": 10**400}},
+        {"tokens": float("inf"), "first_seconds": float("nan"), "tau": 10**400},
+    ],
 )
 def test_odd_figures_count_as_zero(odd: dict[str, object]) -> None:
     reply = Reply.from_figures("t", "", "whatever", "", odd)
@@ -137,6 +145,8 @@ def test_health_of_any_shape() -> None:
         {"status": 7, "notes": "x", "progress": [], "memory": None, "model": 3}, "http://x"
     )
     assert (odd.status, odd.notes, odd.model, odd.base_url) == ("unreachable", (), "", "http://x/v1")
+    huge = Engine.from_health({"status": "ok", "block_size": float("inf"), "context_window": 10**400}, "x")
+    assert (huge.block_size, huge.context_window) == (0, 0)
 
 
 @pytest.mark.parametrize(("drafted", "said"), [(4, "2.0x plain"), (0, "plain")])

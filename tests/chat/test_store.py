@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from dflash_chat.state import ChatState, Reply, Turn
-from dflash_chat.store import Chat, Saved, Store, read, save
+from dflash_chat.store import Chat, Saved, Store, discard, read, save
 
 from dflash_mlx.errors import UsageError
 
@@ -99,7 +102,8 @@ def test_a_temporary_chat_writes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "torn", [b'{"type": "user", "te', b"\xff\xfe\x00", b'{"type": "part", "text": 3}', b"[]"]
+    "torn",
+    [b'{"type": "user", "te', b"\xff\xfe\x00", b'{"type": "part", "text": 3}', b"[]", b"[" * 10**5],
 )
 def test_a_torn_line_is_skipped_and_later_ones_count(store: Store, torn: bytes) -> None:
     chat = filled(store, "one")
@@ -112,6 +116,89 @@ def test_a_torn_line_is_skipped_and_later_ones_count(store: Store, torn: bytes) 
     again.user("two")
     again.close()
     assert [turn.prompt for turn in reopen(chat.path).turns] == ["one", "two"]
+
+
+@contextmanager
+def full_at(size: int) -> Iterator[None]:
+    """No file can grow beyond this."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_what_a_full_disk_does_not_take_is_written_when_there_is_room(store: Store) -> None:
+    chat = filled(store, "one")
+    assert chat.path is not None
+    before = chat.path.read_bytes()
+    with full_at(len(before) + 30):
+        chat.user("two")
+        assert chat.trouble == chat.farewell == f"this chat cannot be saved: File too large ({chat.path})"
+        chat.part("half", "")
+    assert chat.path.read_bytes()[:-30] == before
+    chat.end(Reply(phase="done"))
+    assert chat.trouble == ""
+    assert chat.farewell == f"chat saved in {chat.path}"
+    chat.close()
+    assert [(turn.prompt, turn.reply.text) for turn in reopen(chat.path).turns] == [
+        ("one", "answer"),
+        ("two", "half"),
+    ]
+
+
+def test_a_folder_that_cannot_be_made_ends_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    chat = Chat(tmp_path / "file" / "sessions" / "x.jsonl", "/here")
+    for prompt in ("one", "two"):
+        chat.user(prompt)
+        assert "Not a directory" in chat.trouble
+    assert chat.delete() is None
+    (tmp_path / "file").unlink()
+    chat.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_chat_that_is_open_or_gone_is_not_deleted(store: Store) -> None:
+    chat = filled(store, "one")
+    assert chat.path is not None
+    with pytest.raises(UsageError, match="open in another window"):
+        discard(chat.path)
+    assert chat.path.exists()
+    chat.close()
+    assert discard(chat.path).exists()
+    with pytest.raises(UsageError, match=r"cannot delete the chat .*: No such file"):
+        discard(chat.path)
+
+
+def test_a_chat_that_cannot_be_moved_stays_open(store: Store) -> None:
+    chat = filled(store, "one")
+    assert chat.path is not None
+    (store.folder / "deleted").write_text("")
+    with pytest.raises(UsageError, match="cannot move the chat"):
+        chat.delete()
+    chat.user("two")
+    chat.close()
+    assert [turn.prompt for turn in reopen(chat.path).turns] == ["one", "two"]
+
+
+@pytest.mark.parametrize("name", ["~nobody_x/chat.md", "~nobody_x/chat.jsonl"])
+def test_a_path_of_an_unknown_user_is_refused(name: str, store: Store) -> None:
+    with pytest.raises(UsageError, match="names a user who is not known"):
+        save(name, ChatState())
+    with pytest.raises(UsageError, match="names a user who is not known"):
+        store.find(name)
+
+
+def test_figures_beyond_all_numbers_count_as_zero(tmp_path: Path) -> None:
+    lines = (
+        b'{"type": "chat", "version": 1}',
+        b'{"type": "user", "text": "x"}',
+        b'{"type": "end", "figures": {"tokens": 1e999}}',
+    )
+    [turn] = read(b"\n".join(lines), tmp_path).turns
+    assert (turn.prompt, turn.reply.tokens) == ("x", 0)
 
 
 def test_a_reply_without_an_end_counts_as_stopped(store: Store) -> None:

@@ -15,6 +15,7 @@ from textual.widgets.option_list import Option
 from dflash_chat import figures
 from dflash_chat.store import Store, Summary, discard
 from dflash_chat.widgets import view
+from dflash_mlx.errors import UsageError
 
 
 class Chats(ModalScreen[Path | None]):
@@ -85,10 +86,13 @@ class Chats(ModalScreen[Path | None]):
             self._foot("del again deletes this chat")
         else:
             self._doomed = None
-            target = discard(path)
-            self._all = [each for each in self._all if each.path != path]
+            try:
+                said = f"moved to {discard(path).parent}"
+            except UsageError as error:
+                said = str(error)
+            self._all = [each for each in self._all if each.path.exists()]  # another window may delete, too
             self._show(self.query_one(Input).value)
-            self._foot(f"moved to {target.parent}")
+            self._foot(view.safe(said))
 
     @property
     def _options(self) -> OptionList:

@@ -11,9 +11,10 @@ from textual.highlight import highlight
 from textual.widgets import Markdown, Static
 from textual.widgets.markdown import MarkdownFence
 
-from dflash_chat.blocks import Block, Code, Prose
+from dflash_chat.blocks import TEXT_LIMIT, Block, Code, Prose
 
 SEAM = 30  # lines before a piece of code that its colours depend on
+CELLS = 200  # of the tables in one block; each is a widget, and many of them stop the screen for seconds
 
 
 @cache
@@ -51,6 +52,14 @@ class ProseBlock(Markdown):
         event.prevent_default()
 
 
+class PlainBlock(Static):
+    """Markdown as it was written, where it would take too long to lay it out."""
+
+    def __init__(self, block: Prose) -> None:
+        super().__init__(Content(block.text.expandtabs(4).strip("\n")), classes="cut" if block.cut else "")
+        self.auto_links = False
+
+
 class CodeBlock(Static):
     """A piece of a fenced block."""
 
@@ -61,9 +70,11 @@ class CodeBlock(Static):
 
 
 def coloured(block: Code, before: str = "") -> Content:
-    """The piece with its syntax coloured."""
+    """The piece with its syntax coloured, unless a line is so long that colouring stops the screen."""
     code = block.text.expandtabs(4)
     context = "\n".join(before.expandtabs(4).split("\n")[-SEAM:]) + "\n" if before else ""
+    if any(len(line) > TEXT_LIMIT for line in (context + code).split("\n")):
+        return Content(code)
     try:
         whole = highlight(context + code, language=block.language.lower() or "text")
     except (ClassNotFound, ValueError, AssertionError):
@@ -74,6 +85,15 @@ def coloured(block: Code, before: str = "") -> Content:
     return Content("\n").join(lines[-max(1, len(code.splitlines())) :])
 
 
-def widget(block: Block, before: str = "") -> ProseBlock | CodeBlock:
+def widget(block: Block, before: str = "") -> ProseBlock | PlainBlock | CodeBlock:
     """The widget for a finished block."""
-    return CodeBlock(block, before) if isinstance(block, Code) else ProseBlock(block)
+    if isinstance(block, Code):
+        return CodeBlock(block, before)
+    return PlainBlock(block) if _cells(block.text) > CELLS else ProseBlock(block)
+
+
+def _cells(text: str) -> int:
+    """How many cells the tables of a text have."""
+    if "|" not in text:
+        return 0
+    return sum(token.type in ("th_open", "td_open") for token in _parser().parse(text))

@@ -117,7 +117,7 @@ def welcome(state: ChatState, now: float) -> Content:
     lines = [Content.styled("dflash-chat", view.ACCENT)]
     lines.append(Content.styled("speculative decoding, made visible", view.DIM))
     lines.append(Content(""))
-    lines.append(Content(view.pair(engine)) if engine.model else view.engine_line(engine, now))
+    lines.append(Content(view.pair(engine)) if engine.model else view.engine_line(state, now))
     lines += [Content.styled(figures.shorten(view.safe(note), 200), view.DIM) for note in engine.notes]
     if engine.base_url:
         lines.append(Content.styled(f"editors connect to {view.safe(engine.base_url)}", view.DIM))

@@ -91,8 +91,9 @@ def header(state: ChatState, width: int) -> Content:
     return Content.assemble(left, " " * max(1, width - left.cell_length - right.cell_length), right)
 
 
-def engine_line(engine: Engine, now: float) -> Content:
+def engine_line(state: ChatState, now: float) -> Content:
     """What the engine is doing, or what is wrong with it."""
+    engine = state.engine
     match engine.status:
         case "starting":
             return Content.assemble((spinner(now), ACCENT), " starting the engine")
@@ -108,14 +109,15 @@ def engine_line(engine: Engine, now: float) -> Content:
             return Content.assemble(
                 ("✗ ", BAD), f"{safe(engine.message)}: {safe(engine.base_url)}", (" · trying again", DIM)
             )
-    return Content.assemble(("✗ ", BAD), safe(engine.message), "  ", ("F5 starts it again", ACCENT))
+    hint = "  F5 starts it again" if state.own_engine else ""
+    return Content.assemble(("✗ ", BAD), safe(engine.message), (hint, ACCENT))
 
 
 def live_line(state: ChatState, reply: Reply, now: float, *, numbers: bool) -> Content:
     """The reply that is on its way; `numbers` adds what the panel would show."""
     match reply.phase:
         case "loading" if not state.engine.ready:
-            parts: list[Part] = [engine_line(state.engine, now), (" · your message is next", DIM)]
+            parts: list[Part] = [engine_line(state, now), (" · your message is next", DIM)]
         case "loading":
             parts = [(spinner(now), ACCENT), " sending"]
         case "waiting":
