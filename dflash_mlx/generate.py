@@ -21,12 +21,12 @@ from dflash_mlx.loading import load
 from dflash_mlx.options import add_block_size, add_pair_options, given, pair_settings
 from dflash_mlx.params import SamplingParams
 from dflash_mlx.progress import progress_line
-from dflash_mlx.prompt import whole
 from dflash_mlx.remote import Server
 from dflash_mlx.result import Result, collect
 from dflash_mlx.session import Session
 from dflash_mlx.target.exactness import EXACT
 from dflash_mlx.terminal import printable
+from dflash_mlx.text import whole
 
 INTERRUPTED = 130
 UNREAD = 1

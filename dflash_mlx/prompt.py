@@ -7,6 +7,7 @@ from typing import Any, cast
 from dflash_mlx.chat_template import Rendered, render
 from dflash_mlx.errors import UsageError
 from dflash_mlx.target.load import Tokenizer
+from dflash_mlx.text import whole
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """Text (taken raw), token ids, or chat messages."""
@@ -42,11 +43,6 @@ def encode(
     if bad := [token for token in rendered.ids if not 0 <= token < vocab_size]:
         raise UsageError(f"token id {bad[0]} is not in the vocabulary: [0, {vocab_size})")
     return rendered
-
-
-def whole(text: str) -> str:
-    """The text without halves of characters, which no tokenizer can read."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _whole_values(message: Mapping[str, Any]) -> dict[str, Any]:

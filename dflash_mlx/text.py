@@ -9,6 +9,11 @@ from dflash_mlx.markdown import Code
 REPLACEMENT = "\ufffd"
 
 
+def whole(text: str) -> str:
+    """The text without halves of characters, which JSON can write and no tokenizer can read."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 @dataclass(frozen=True)
 class Thinking:
     """How a model marks its reasoning.

@@ -1,5 +1,7 @@
 """What may be asked of a session."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -8,13 +10,15 @@ from dflash_mlx.errors import UsageError
 
 
 def test_ids_may_be_numpys(pair: Session) -> None:
-    assert pair.encode([np.int64(5), np.int32(6)]) == [5, 6]
+    ids: Any = [np.int64(5), np.int32(6)]
+    assert pair.encode(ids) == [5, 6]
     with pytest.raises(UsageError, match="prompt is a ndarray: pass text, token ids, or messages"):
         pair.encode(np.array([1, 2, 3]))  # type: ignore[arg-type]  # what is refused
 
 
 def test_nothing_is_refused_as_empty(pair: Session) -> None:
-    for nothing in ("", []):
+    empty: list[int] = []
+    for nothing in ("", empty):
         with pytest.raises(UsageError, match="the prompt is empty"):
             pair.encode(nothing)
 

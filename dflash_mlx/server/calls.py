@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dflash_mlx.markdown import Code
-from dflash_mlx.server.messages import text_of
 from dflash_mlx.server.syntax import Syntax
 from dflash_mlx.server.tools import Tool
-from dflash_mlx.text import beginning, first
+from dflash_mlx.text import beginning, first, whole
 
 LONGEST = 1 << 17
 """Characters of a call at most, for some parsers take the square of its length; what is longer is content."""
@@ -205,5 +204,5 @@ def _call(entry: Any) -> Call:
     if not isinstance(arguments, dict):
         raise TypeError(arguments)
     own = entry.get("id")
-    text = text_of(json.dumps(arguments, ensure_ascii=False, allow_nan=False))
-    return Call(text_of(entry["name"]), text, text_of(own) if own and isinstance(own, str) else None)
+    text = whole(json.dumps(arguments, ensure_ascii=False, allow_nan=False))
+    return Call(whole(entry["name"]), text, whole(own) if own and isinstance(own, str) else None)

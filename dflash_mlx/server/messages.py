@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dflash_mlx.server.refusals import Refusal
+from dflash_mlx.text import whole
 
 _ROLES = {
     "system": "system",
@@ -27,14 +28,9 @@ def read_messages(messages: Sequence[Any]) -> tuple[dict[str, Any], ...]:
     return tuple(_message(message, f"messages[{i}]") for i, message in enumerate(messages))
 
 
-def text_of(text: str) -> str:
-    """The text without halves of characters, which JSON can write and no tokenizer can read."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
 def value_of(value: Any) -> Any:
-    """The JSON value, with `text_of` each text in it, names included."""
-    return json.loads(text_of(json.dumps(value, ensure_ascii=False)))
+    """The JSON value, with `whole` each text in it, names included."""
+    return json.loads(whole(json.dumps(value, ensure_ascii=False)))
 
 
 def _message(message: Any, where: str) -> dict[str, Any]:
@@ -51,10 +47,10 @@ def _message(message: Any, where: str) -> dict[str, Any]:
     }
     for name in ("name", "tool_call_id"):
         if isinstance(message.get(name), str):
-            read[name] = text_of(message[name])
+            read[name] = whole(message[name])
     reasoning = message.get("reasoning_content") or message.get("reasoning")
     if isinstance(reasoning, str):
-        read["reasoning_content"] = text_of(reasoning)
+        read["reasoning_content"] = whole(reasoning)
     calls = message.get("tool_calls")
     if message.get("function_call"):
         calls = [{"type": "function", "function": message["function_call"]}]
@@ -67,7 +63,7 @@ def _content(content: Any, where: str) -> str:
     if content is None:
         return ""
     if isinstance(content, str):
-        return text_of(content)
+        return whole(content)
     if not isinstance(content, list):
         raise Refusal(400, f"{where} must be a string or a list of text parts", param=where)
     return "".join(_part(part, f"{where}[{i}]") for i, part in enumerate(content))
@@ -76,7 +72,7 @@ def _content(content: Any, where: str) -> str:
 def _part(part: Any, where: str) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
     if isinstance(part, Mapping) and kind == "text" and isinstance(part.get("text"), str):
-        return text_of(part["text"])
+        return whole(part["text"])
     raise Refusal(400, f"{where} is of type {kind!r}: this model reads text only", param=where)
 
 
@@ -89,9 +85,9 @@ def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
             raise Refusal(400, f"{where}[{i}] must have a function with a name", param=f"{where}[{i}]")
         entry = {
             "type": "function",
-            "function": {"name": text_of(function["name"]), "arguments": _arguments(function)},
+            "function": {"name": whole(function["name"]), "arguments": _arguments(function)},
         }
-        read.append({"id": text_of(call["id"]), **entry} if isinstance(call.get("id"), str) else entry)
+        read.append({"id": whole(call["id"]), **entry} if isinstance(call.get("id"), str) else entry)
     return read
 
 
@@ -103,4 +99,4 @@ def _arguments(function: Mapping[str, Any]) -> Any:
         parsed = value_of(json.loads(arguments))
     except (ValueError, RecursionError):
         parsed = None
-    return parsed if isinstance(parsed, dict) else text_of(arguments)
+    return parsed if isinstance(parsed, dict) else whole(arguments)

@@ -7,9 +7,10 @@ from typing import Any
 
 from dflash_mlx.errors import UsageError
 from dflash_mlx.params import SamplingParams
-from dflash_mlx.server.messages import read_messages, text_of
+from dflash_mlx.server.messages import read_messages
 from dflash_mlx.server.refusals import Refusal
 from dflash_mlx.server.tools import Tool, read_tools
+from dflash_mlx.text import whole
 
 EFFORTS = ("off", "none", "minimal", "on", "low", "medium", "high", "xhigh", "max")
 """Words for how much to reason, from none to most: clients', and those that templates offer."""
@@ -143,7 +144,7 @@ def read_completion(body: Any, defaults: SamplingParams) -> Request:
         )
     if isinstance(prompt, list) and not all(type(token) is int for token in prompt):
         raise Refusal(400, "prompt is a list: its items must be token ids", param="prompt")
-    prompt = text_of(prompt) if isinstance(prompt, str) else tuple(prompt)
+    prompt = whole(prompt) if isinstance(prompt, str) else tuple(prompt)
     return _read(fields, defaults, prompt=prompt, top_logprobs=fields.take("logprobs", int, None))
 
 
@@ -188,7 +189,7 @@ def _params(fields: "_Fields", defaults: SamplingParams, top_logprobs: int | Non
         "top_k": 0 if top_k == -1 else top_k,  # likewise
         "seed": None if seed is None else seed % 2**32,
         "stop": [
-            text_of(part) if isinstance(part, str) else part
+            whole(part) if isinstance(part, str) else part
             for part in ([stop] if isinstance(stop, str) else stop)
         ],
         "logit_bias": _bias(fields.take("logit_bias", dict, {})),
