@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING
 
 from dflash_chat import commands, figures
 from dflash_chat.blocks import code_blocks
+from dflash_chat.chat_file import Chat
 from dflash_chat.screens.chats import Chats
 from dflash_chat.screens.page import Page, help_text, memory_text, stats_text
 from dflash_chat.screens.tokens import Tokens
-from dflash_chat.store import Chat, save
+from dflash_chat.store import save
 from dflash_mlx.errors import UsageError
 from dflash_mlx.terminal import printable
 

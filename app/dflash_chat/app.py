@@ -16,12 +16,13 @@ from textual.widgets import Markdown, Static, TextArea
 
 from dflash_chat import clipboard, commands
 from dflash_chat.actions import TWICE, Actions
+from dflash_chat.chat_file import Chat, Saved
 from dflash_chat.conversation import Conversation
 from dflash_chat.engine import Engine
 from dflash_chat.history import History
 from dflash_chat.palette import Commands
 from dflash_chat.screens.link import Link
-from dflash_chat.store import Chat, Saved, Store
+from dflash_chat.store import Store
 from dflash_chat.widgets import view
 from dflash_chat.widgets.prompt import Prompt
 from dflash_chat.widgets.suggestions import Suggestions

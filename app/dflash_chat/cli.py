@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from dflash_chat.chat_file import Chat, Saved
 from dflash_chat.engine import Engine, new_log
 from dflash_chat.firstframe import FirstFrame
-from dflash_chat.store import Chat, Saved, Store, data_folder
+from dflash_chat.store import Store, data_folder
 from dflash_mlx.errors import DFlashError, UsageError
 from dflash_mlx.options import add_block_size, add_pair_options, given
 

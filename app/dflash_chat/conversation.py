@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from dflash_chat.chat_file import Chat, Saved
 from dflash_chat.engine import Engine as Process
 from dflash_chat.state import ChatState, Engine, Reply, Turn
-from dflash_chat.store import Chat, Saved
 from dflash_chat.wire import Event, Failed, Waiting
 from dflash_mlx.errors import one_line
 

@@ -9,10 +9,11 @@ import threading
 from typing import TextIO
 
 from dflash_chat import commands, figures
+from dflash_chat.chat_file import Chat, Saved
 from dflash_chat.conversation import Conversation
 from dflash_chat.engine import Engine
 from dflash_chat.state import Reply
-from dflash_chat.store import Chat, Saved, save
+from dflash_chat.store import save
 from dflash_mlx.errors import UsageError
 from dflash_mlx.terminal import printable
 

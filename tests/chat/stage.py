@@ -5,8 +5,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from dflash_chat.app import ChatApp
+from dflash_chat.chat_file import Chat, Saved
 from dflash_chat.engine import Engine
-from dflash_chat.store import Chat, Saved, Store
+from dflash_chat.store import Store
 from textual._wait import wait_for_idle
 from textual.pilot import Pilot
 

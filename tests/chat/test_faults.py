@@ -11,9 +11,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from dflash_chat.chat_file import Chat
 from dflash_chat.client import Client
 from dflash_chat.engine import IN_USE, Engine
-from dflash_chat.store import Chat, Store
+from dflash_chat.store import Store
 
 from chat import logs
 from chat.fake_engine import FakeEngine

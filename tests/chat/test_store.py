@@ -15,8 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from dflash_chat.chat_file import Chat, Saved, discard, read
 from dflash_chat.state import ChatState, Reply, Turn
-from dflash_chat.store import Chat, Saved, Store, discard, read, save
+from dflash_chat.store import Store, save
 
 from dflash_mlx.errors import UsageError
 
@@ -24,7 +25,7 @@ WRITER = """
 import sys
 from pathlib import Path
 from dflash_chat.state import Reply
-from dflash_chat.store import Chat
+from dflash_chat.chat_file import Chat
 chat = Chat(Path(sys.argv[1]), "/here")
 for turn in range(10**6):
     chat.user(f"question {turn} " + "q" * 3000)

@@ -13,7 +13,8 @@ from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from dflash_chat import figures
-from dflash_chat.store import Store, Summary, discard
+from dflash_chat.chat_file import discard
+from dflash_chat.store import Store, Summary
 from dflash_chat.widgets import view
 from dflash_mlx.errors import UsageError
 
