@@ -262,7 +262,7 @@ def interleave(
 
 def show(replies: dict[str, list[list[Reply]]], block_size: int | None) -> int:
     """Print every ratio of tokens per second with its interval, and whose tokens are plain decoding's."""
-    from dflash_mlx.benchmark.report import Interval
+    from dflash_mlx.interval import Interval
 
     def speeds(name: str) -> list[float]:
         """Per prompt; the first token comes from the prompt's own pass."""

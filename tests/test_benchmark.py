@@ -2,6 +2,8 @@
 
 import json
 import math
+import random
+import statistics
 import subprocess
 import sys
 import threading
@@ -9,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -19,12 +22,15 @@ from dflash_mlx.benchmark import command, measure
 from dflash_mlx.benchmark.measure import PLAIN, Benchmark, Measured
 from dflash_mlx.benchmark.plot import svg
 from dflash_mlx.benchmark.prompts import DATA_SETS, OWN, Task, completions, own
-from dflash_mlx.benchmark.report import Interval, Report, report
+from dflash_mlx.benchmark.report import Report, report
+from dflash_mlx.benchmark.served import summary
 from dflash_mlx.errors import DFlashError
 from dflash_mlx.events import Block
 from dflash_mlx.generate import main as generate
+from dflash_mlx.interval import Interval, quantile
 from dflash_mlx.pairs import EMBEDDED
 from dflash_mlx.params import SamplingParams
+from dflash_mlx.remote import Answer, Server
 from dflash_mlx.result import Result
 
 KEYS = {"prompts", "tau", "speedup", "hashes_equal", "categories", "phases_ms", "versions"}
@@ -43,9 +49,12 @@ def reply(tokens: tuple[int, ...] = tuple(range(9)), *, seconds: float = 1.0, ac
     return Result(tokens, "text", "", "length", 5, cycles, 0.5, seconds, 0, ())
 
 
-def measured(category: str = "code", seconds: float = 0.5, accepted: int = 3, **changes: Any) -> Measured:
-    fast = reply(seconds=seconds, accepted=accepted)
-    return Measured(category, {PLAIN: (reply(), reply()), "4": (fast, replace(fast, **changes))})
+def measured(
+    category: str = "code", seconds: float = 0.5, accepted: int = 3, length: int = 9, **changes: Any
+) -> Measured:
+    fast = reply(tuple(range(length)), seconds=seconds, accepted=accepted)
+    plain = reply(tuple(range(length)))
+    return Measured(category, {PLAIN: (plain, plain), "4": (fast, replace(fast, **changes))})
 
 
 def reported(*found: Measured, exactness: str = EXACT, modes: tuple[str, ...] = ("4",)) -> Report:
@@ -62,13 +71,33 @@ def test_figures() -> None:
     assert obj["tau"] == 4
     assert obj["histogram"] == {"4": 8}
     assert obj["speedup"]["mean"] == pytest.approx(math.sqrt(2 * 4))
-    assert obj["speedup"]["low"] == pytest.approx(2)
-    assert obj["speedup"]["high"] == pytest.approx(4)
+    half = 12.706 * statistics.stdev([math.log(2), math.log(4)]) / math.sqrt(2)
+    assert obj["speedup"]["low"] == pytest.approx(math.sqrt(8) / math.exp(half))
+    assert obj["speedup"]["high"] == pytest.approx(math.sqrt(8) * math.exp(half))
     assert obj["categories"]["code"]["speedup"] == {"mean": pytest.approx(2), "low": 0, "high": None}
     assert obj["hashes_equal"] is True
     assert obj["phases_ms"]["of it in Python"] == pytest.approx(50)
     assert "tau: tokens per verify cycle" in str(found)
-    assert "2.83x [2.00, 4.00]" in str(found)
+    assert "2.83x [0.03, 231.20]" in str(found)
+
+
+def test_tau_counts_the_tokens_that_a_cycle_committed() -> None:
+    """The last cycle accepted three drafts, and the reply ended at the second of them."""
+    found = reported(measured(length=7))
+    assert found.overall["4"].tau == 3
+    assert found.overall["4"].histogram == {2: 2, 4: 2}
+
+
+def test_phases_are_those_of_the_first_block_size_that_drafts() -> None:
+    one = measured()
+    one.replies["1"] = one.replies[PLAIN]
+    drafting = reported(one, modes=("1", "4"))
+    assert drafting.phases_ms["draft pass alone"] == 10
+    assert set(drafting.phases_ms) == set(reported(one).phases_ms)
+    plain = reported(one, modes=("1",))
+    assert plain.phases_ms == {"plain step": pytest.approx(100)}
+    assert json.loads(json.dumps(plain.to_json()))["tau"] is None
+    assert "block 1: none had a draft" in str(plain)
 
 
 def test_tokens_that_differ_fail_where_the_machine_is_exact() -> None:
@@ -92,16 +121,21 @@ def test_replies_of_one_token_cannot_be_timed() -> None:
         reported(fast, modes=("1",))
 
 
-def test_an_interval_covers_the_mean_of_its_population() -> None:
-    """Two hundred experiments of ten prompts each: about 95 % of the intervals hold the true mean."""
-    import random
-
+@pytest.mark.parametrize("prompts", [2, 5, 40])
+def test_an_interval_covers_the_mean_of_its_population(prompts: int) -> None:
+    """A thousand experiments: 95 % of the intervals hold the true mean, also those over few prompts."""
     dice = random.Random(3)
     held = 0
-    for _ in range(200):
-        interval = Interval.over([math.exp(dice.gauss(0.5, 0.3)) for _ in range(10)])
+    for _ in range(1000):
+        interval = Interval.over([math.exp(dice.gauss(0.5, 0.3)) for _ in range(prompts)])
         held += interval.low <= math.exp(0.5) <= interval.high
-    assert 165 <= held <= 198
+    assert 920 <= held <= 980
+
+
+def test_quantiles_beyond_the_table_go_on_from_it() -> None:
+    assert [quantile(freedom) for freedom in (1, 4, 30)] == [12.706, 2.776, 2.042]
+    known = {31: 2.0395, 60: 2.0003, 120: 1.9799}
+    assert {freedom: round(quantile(freedom), 4) for freedom in known} == pytest.approx(known, abs=2e-4)
 
 
 def test_the_plot_is_svg_with_a_bar_for_every_category_and_size() -> None:
@@ -112,6 +146,12 @@ def test_the_plot_is_svg_with_a_bar_for_every_category_and_size() -> None:
     assert titles[0].startswith("a<b, block 4: 2.00x")
 
 
+def test_the_wide_interval_of_two_prompts_does_not_flatten_the_bars() -> None:
+    root = ElementTree.fromstring(svg(reported(measured(), measured(seconds=0.25))))
+    ticks = [t for t in root.iter("{http://www.w3.org/2000/svg}text") if (t.text or "").endswith("x")]
+    assert 3 < len(ticks) < 10
+
+
 def test_prompts() -> None:
     assert [len(own(n)) for n in (1, 2)] == [4, 8]
     assert all(text.strip() for texts in OWN.values() for text in texts)
@@ -119,6 +159,18 @@ def test_prompts() -> None:
     row = {"question": "q", "problem": "p", "prompt": ["a", "b"]}
     assert DATA_SETS["gsm8k"].turns(row)[0].startswith("q\nPlease reason step by step")
     assert DATA_SETS["mt-bench"].turns(row) == ("a", "b")
+
+
+def test_a_data_set_that_cannot_be_loaded_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_dataset(*_: str, split: str) -> None:
+        raise ConnectionError("Couldn't reach the Hub\nand so on")
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    args = command.parser().parse_args(["--dataset", "gsm8k"])
+    with pytest.raises(
+        DFlashError, match=r"^cannot load the data set gsm8k \(openai/gsm8k\): .* the Hub; it"
+    ):
+        command.choose(args, converses=True)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -173,7 +225,10 @@ def test_every_way_is_measured_in_both_orders(pair: Session, monkeypatch: pytest
         (["--num-prompts", "0"], "--num-prompts is 0"),
         (["--concurrency", "2"], "--concurrency needs --base-url"),
         (["--base-url", "http://x", "--plot", "x.svg"], "--plot shows the speed-up"),
+        (["--plot", "nowhere/x.svg"], "--plot is nowhere/x.svg, and there is no folder nowhere"),
         (["--base-url", "http://x", "--adapter", "a"], "--adapter cannot be used with --base-url"),
+        (["--base-url", "http://x", "--block-size", "4"], "--block-size cannot be used with --base-url"),
+        (["--base-url", "http://x", "--cooldown", "1"], "--cooldown cannot be used with --base-url"),
         (["--base-url", "http://127.0.0.1:9/v1"], "does not list a model"),
     ],
 )
@@ -217,6 +272,17 @@ def test_the_command_prints_json_and_draws(tmp_path: Path) -> None:
     assert obj["tau"] >= 1
     assert "it completes code" in done.stderr
     ElementTree.parse(plot)
+
+
+def test_a_plot_that_cannot_be_written_leaves_the_table(
+    pair: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "load", lambda **_: pair)
+    options = ["--num-prompts", "1", "--max-tokens", "6", "--block-size", "3", "--json"]
+    assert command.main(["--model", EMBEDDED.target, *options, "--plot", str(tmp_path)]) == 1
+    out, err = capsys.readouterr()
+    assert set(json.loads(out)) >= KEYS
+    assert err.splitlines()[-1].startswith(f"error: cannot write the plot {tmp_path}: ")
 
 
 # --- servers -----------------------------------------------------------------------------------
@@ -276,6 +342,17 @@ def test_a_server_gets_the_same_prompts(
     assert obj["versions"] == {"server": url, "model": "served"}
     assert {b["messages"][0]["content"] for b in bodies} == {t for texts in OWN.values() for t in texts[:2]}
     assert all(b["top_k"] == 20 and b["max_tokens"] == 256 for b in bodies)
+
+
+def test_a_servers_tau_is_over_cycles_where_it_says_how_many() -> None:
+    def tau(*counts: tuple[float | None, int | None]) -> float | None:
+        answers = [Answer("", "", 9, 1.0, 2.0, tau, cycles=cycles) for tau, cycles in counts]
+        found = summary([(Task("code", ("x",)), answers)], 1.0, 1, Server("http://x", "m"))["tau"]
+        return None if found is None else float(found)
+
+    assert tau((4.0, 30), (2.0, 10)) == pytest.approx(3.5)
+    assert tau((4.0, None), (2.0, None), (None, None)) == pytest.approx(3.0)
+    assert tau((None, None)) is None
 
 
 def test_generate_asks_a_server(

@@ -20,7 +20,7 @@ LAYERS: tuple[set[str], ...] = (
     {"kernels", "hub", "gguf"},
     {"smollm2"},
     {"drafter", "target"},
-    {"memory", "sampling", "schedule"},
+    {"interval", "memory", "sampling", "schedule"},
     {"decision", "decode", "result"},
     {"text", "prefix_cache", "calibrate"},
     {"chat_template", "block_sizes"},

@@ -13,9 +13,9 @@ from dflash_mlx.benchmark import prompts, served
 from dflash_mlx.benchmark.measure import Benchmark
 from dflash_mlx.benchmark.plot import svg
 from dflash_mlx.benchmark.prompts import DATA_SETS, Task
-from dflash_mlx.benchmark.report import report
+from dflash_mlx.benchmark.report import Report, report
 from dflash_mlx.chat_template import LEVELS
-from dflash_mlx.errors import DFlashError, UsageError
+from dflash_mlx.errors import DFlashError, UsageError, one_line
 from dflash_mlx.loading import load
 from dflash_mlx.options import add_pair_options, given, pair_settings
 from dflash_mlx.pairs import EMBEDDED
@@ -87,8 +87,14 @@ def _check(args: argparse.Namespace) -> None:
             raise UsageError(f"--{option} is {getattr(args, name)}: it must be at least {least}")
     if args.base_url and (words := given(args, but="model")):
         raise UsageError(f"{words[0]} cannot be used with --base-url: the server has loaded its pair")
+    for name in ("block_size", "cooldown"):
+        if args.base_url and getattr(args, name) != parser().get_default(name):
+            option = name.replace("_", "-")
+            raise UsageError(f"--{option} cannot be used with --base-url: the server decodes in its own way")
     if args.base_url and args.plot:
         raise UsageError("--plot shows the speed-up over plain decoding, which --base-url does not measure")
+    if args.plot and not args.plot.parent.is_dir():
+        raise UsageError(f"--plot is {args.plot}, and there is no folder {args.plot.parent}: make it first")
     if args.concurrency > 1 and not args.base_url:
         raise UsageError("--concurrency needs --base-url: without a server there is one request at a time")
 
@@ -120,10 +126,17 @@ def _run(args: argparse.Namespace) -> int:
         peak_memory=mx.get_peak_memory(),
         versions={**doctor.versions(), "chip": doctor.machine()["chip"]},
     )
+    print(json.dumps(found.to_json()) if args.json else found, flush=True)
     if args.plot:
-        args.plot.write_text(svg(found), encoding="utf-8")
-    print(json.dumps(found.to_json()) if args.json else found)
+        _draw(found, args.plot)
     return 0
+
+
+def _draw(found: Report, file: Path) -> None:
+    try:
+        file.write_text(svg(found), encoding="utf-8")
+    except OSError as error:
+        raise DFlashError(f"cannot write the plot {file}: {one_line(error)}; name another --plot") from error
 
 
 def choose(args: argparse.Namespace, *, converses: bool) -> list[Task]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dflash_mlx.errors import UsageError
+from dflash_mlx.errors import DFlashError, UsageError, one_line
 from dflash_mlx.pairs import DEMO
 
 Row = dict[str, Any]
@@ -94,6 +94,7 @@ def data_set(name: str, count: int, seed: int) -> list[Task]:
     """Some rows of a public data set, drawn with this seed.
 
     Raises:
+        DFlashError: it cannot be loaded, for want of a network most often.
         UsageError: the package `datasets` is not installed.
     """
     try:
@@ -103,6 +104,12 @@ def data_set(name: str, count: int, seed: int) -> list[Task]:
             f"--dataset {name} needs the package datasets: pip install 'dflash-chat[datasets]'"
         ) from error
     chosen = DATA_SETS[name]
-    rows = list(loader.load_dataset(*chosen.source, split=chosen.split))
+    try:
+        rows = list(loader.load_dataset(*chosen.source, split=chosen.split))
+    except Exception as error:  # the package raises many kinds, its network libraries' among them
+        raise DFlashError(
+            f"cannot load the data set {name} ({chosen.source[0]}): {one_line(error)}; "
+            "it needs a network the first time"
+        ) from error
     random.Random(seed).shuffle(rows)
     return [Task(name, chosen.turns(row)) for row in rows[:count]]

@@ -1,8 +1,6 @@
 """From replies to figures. Every mean comes with an interval, every tau with its definition."""
 
 import hashlib
-import math
-import random
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -12,38 +10,11 @@ from typing import Any
 from dflash_mlx.benchmark.measure import PLAIN, Measured
 from dflash_mlx.errors import DFlashError
 from dflash_mlx.events import Block
+from dflash_mlx.interval import Interval
 from dflash_mlx.result import Result
 from dflash_mlx.target.exactness import EXACT
 
 TAU = "tau: tokens per verify cycle with a draft, the target's own (bonus) included"
-RESAMPLES = 2000
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A geometric mean over prompts and its 95 % bootstrap interval."""
-
-    mean: float
-    low: float
-    high: float
-
-    @staticmethod
-    def over(ratios: Sequence[float], seed: int = 0) -> "Interval":
-        """Of one ratio per prompt; a single prompt says nothing about others, so its interval has no end."""
-        logs = [math.log(ratio) for ratio in ratios]
-        mean = math.exp(statistics.fmean(logs))
-        if len(logs) < 2:
-            return Interval(mean, 0.0, math.inf)
-        dice = random.Random(seed)
-        means = sorted(statistics.fmean(dice.choices(logs, k=len(logs))) for _ in range(RESAMPLES))
-        return Interval(mean, math.exp(means[RESAMPLES // 40]), math.exp(means[-1 - RESAMPLES // 40]))
-
-    def __str__(self) -> str:
-        return f"{self.mean:.2f}x [{self.low:.2f}, {self.high:.2f}]"
-
-    def to_json(self) -> dict[str, float | None]:
-        """JSON has no infinity: an interval without an end has None there."""
-        return {"mean": self.mean, "low": self.low, "high": self.high if math.isfinite(self.high) else None}
 
 
 @dataclass(frozen=True)
@@ -67,8 +38,8 @@ class Figures:
         return Figures(
             prompts=len(measured),
             speedup=Interval.over(ratios),
-            tau=statistics.fmean(c.accepted + 1 for c in drafted) if drafted else None,
-            histogram=dict(sorted(Counter(c.accepted + 1 for c in drafted).items())),
+            tau=statistics.fmean(c.committed for c in drafted) if drafted else None,
+            histogram=dict(sorted(Counter(c.committed for c in drafted).items())),
             plain_tokens_per_second=_speed(measured, PLAIN),
             tokens_per_second=_speed(measured, mode),
         )
@@ -176,7 +147,7 @@ def report(
         differences=differences,
         exactness=exactness,
         prefill_tokens_per_second=statistics.median(r.prefill_tokens_per_second for r in _replies(measured)),
-        phases_ms=_phases(measured, modes[0], draft_seconds),
+        phases_ms=_phases(measured, modes, draft_seconds),
         peak_memory_bytes=peak_memory,
         versions=versions,
     )
@@ -192,12 +163,18 @@ def cycles(measured: Sequence[Measured], mode: str) -> list[Block]:
     return [c for m in measured for reply in m.replies[mode] for c in reply.cycles]
 
 
-def _phases(measured: Sequence[Measured], mode: str, draft_seconds: float) -> dict[str, float]:
-    """Medians. Drafting overlaps with Python's work, so the draft pass is timed alone."""
-    drafted = [c for c in cycles(measured, mode) if c.drafted]
-    plain = cycles(measured, PLAIN)
+def _phases(measured: Sequence[Measured], modes: Sequence[str], draft_seconds: float) -> dict[str, float]:
+    """Medians, of the first mode that drafts if any does.
+
+    Drafting overlaps with Python's work, so the draft pass is timed alone.
+    """
+    plain = {"plain step": 1e3 * statistics.median(c.seconds for c in cycles(measured, PLAIN))}
+    by_mode = ([c for c in cycles(measured, mode) if c.drafted] for mode in modes)
+    drafted = next(filter(None, by_mode), None)
+    if drafted is None:
+        return plain
     return {
-        "plain step": 1e3 * statistics.median(c.seconds for c in plain),
+        **plain,
         "cycle": 1e3 * statistics.median(c.seconds for c in drafted),
         "of it waiting for the device": 1e3 * statistics.median(c.wait_seconds for c in drafted),
         "of it in Python": 1e3 * statistics.median(c.seconds - c.wait_seconds for c in drafted),

@@ -69,11 +69,12 @@ def summary(
         raise DFlashError(
             "the server did not say how many tokens it made: it must report usage in its stream"
         )
-    taus = [answer.tau for answer in every if answer.tau is not None]
+    # Over cycles, as the local benchmark's, where the server says how many a reply had.
+    taus = [(answer.tau, answer.cycles or 1) for answer in every if answer.tau is not None]
     return {
         "prompts": len(every),
         "concurrency": concurrency,
-        "tau": statistics.fmean(taus) if taus else None,
+        "tau": sum(tau * n for tau, n in taus) / sum(n for _, n in taus) if taus else None,
         "speedup": None,
         "hashes_equal": None,
         "tokens_per_second": sum(a.tokens for a in every) / seconds,
