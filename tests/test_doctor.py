@@ -5,10 +5,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from dflash_mlx import doctor
 from dflash_mlx.doctor import Check, differences
+from dflash_mlx.errors import OutOfMemoryError
+from dflash_mlx.events import Block
+from dflash_mlx.result import Result
 
 OPENBLAS = [*Path("/usr").glob("lib/*/openblas-pthread/libopenblas.so.0")]
 
@@ -63,5 +68,37 @@ def test_a_library_that_is_not_row_exact_is_a_problem() -> None:
 
 
 def test_changed_tokens_are_a_problem() -> None:
-    check = Check(plain="aa", speculative="bb", exactness="exact", tau=2.0, timings={})
-    assert differences(check) == ["speculation changed the tokens: aa became bb"]
+    """Also those of a later run."""
+
+    def found(plain: str, speculative: str) -> list[str]:
+        return differences(Check(tuple(plain), tuple(speculative), exactness="exact", tau=2.0, timings={}))
+
+    assert found("aaa", "aaa") == []
+    assert found("aaa", "bbb") == ["speculation changed the tokens: a became b"]
+    assert found("aaa", "aab") == ["speculation changed the tokens: a became a, b"]
+    assert found("aba", "aba") == ["plain decoding has other tokens from run to run: a, b"]
+
+
+def test_every_run_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = iter([(1,), (1,), (1,), (1,), (1,), (2,)])
+    block = Block((1,), drafted=1, seconds=0.1)
+
+    def decode(session: object, *, speculative: bool) -> Result:
+        return Result(next(tokens), "", "", "length", 1, (block,), 0.1, 0.1, 0, ())
+
+    monkeypatch.setattr(doctor, "_decode", decode)
+    monkeypatch.setattr(doctor, "load", lambda *_, **__: SimpleNamespace(exactness="exact", fallbacks=()))
+    monkeypatch.setattr(doctor, "_linears", lambda _: {})
+    [problem] = differences(doctor.check_pair())
+    assert problem.startswith("speculation changed the tokens")
+
+
+def test_what_cannot_be_loaded_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def load(*_: object, **__: object) -> None:
+        raise OutOfMemoryError("not enough memory")
+
+    monkeypatch.setattr(doctor, "load", load)
+    assert doctor.main([]) == OutOfMemoryError.exit_code
+    assert capsys.readouterr() == ("", "error: not enough memory\n")
