@@ -137,14 +137,17 @@ def train_target_stage(plan: Plan) -> TargetReport:
 
 
 def responses_stage(plan: Plan, target: Target, *, held_out: bool) -> list[Sample]:
-    """The target's responses to prompts from its training files, or greedy ones to held-out prompts."""
+    """The target's responses to prompts from its training files, or greedy ones to held-out prompts.
+
+    Of a file with more than are wanted the first are taken; one with fewer is written anew.
+    """
     file = plan.work / ("held_out.safetensors" if held_out else "responses.safetensors")
-    if file.exists():
-        print(f"data: found {file}", flush=True)
-        return load_samples([file])
+    count, seed = (plan.held_out, 1) if held_out else (plan.responses, 0)
+    if file.exists() and len(found := load_samples([file])) >= count:
+        print(f"data: found {file}, took {count} of {len(found)} responses", flush=True)
+        return found[:count]
     documents = split_corpus(read_corpus())[held_out]
     tokenizer = Tokenizer.from_file(str(plan.target_folder / "tokenizer.json"))
-    count, seed = (plan.held_out, 1) if held_out else (plan.responses, 0)
     prompts = cut_prompts(encode_documents(tokenizer, documents), count, seed)
     sampling = GREEDY if held_out else Sampling()
     samples: list[Sample] = []

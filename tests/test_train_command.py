@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,23 @@ import pytest
 from mlx import nn
 from mlx.utils import tree_flatten
 from mlx_lm.models import qwen3_5
-from train_tiny import TARGET
+from train_tiny import DRAFTER, TARGET
 from zoo import zoo_config, zoo_model
 
 from dflash_mlx.drafter.load import load_drafter
+from dflash_mlx.errors import UsageError
+from dflash_mlx.events import Block
+from dflash_mlx.interval import Interval
 from dflash_mlx.pairs import EMBEDDED
+from dflash_mlx.result import Result
 from dflash_mlx.target import Target
+from dflash_mlx.train import __main__ as train_main
 from dflash_mlx.train import check, stages
 from dflash_mlx.train.__main__ import main
+from dflash_mlx.train.card import render_card
+from dflash_mlx.train.check import EndToEnd
+from dflash_mlx.train.evaluate import DraftReport
+from dflash_mlx.train.job import Job
 
 VOCAB = 2048  # of the embedded target, whose tokenizer this one borrows
 
@@ -93,7 +103,9 @@ def test_the_result_is_a_drafter_in_the_public_layout_with_a_card_and_curves(tra
     card = (trained / "README.md").read_text()
     results = json.loads((trained / "work" / "check.json").read_text())
     assert f"tau {results['walked']['tau']:.2f}" in card
+    assert "speed over plain [95 %]" in card
     for name, result in results["end_to_end"].items():
+        assert set(result["speedup"]) == {"mean", "low", "high"}
         assert result["identical"] == result["prompts"], name
         assert result["tau"] >= 1  # whole blocks, whatever is fastest here
     assert (trained / "curves.svg").read_text().count("<polyline") == 1 + 1 + 3
@@ -145,6 +157,7 @@ def test_stages_run_alone_and_in_order_only(
     assert main(["--out", str(out), "--resume", "--stage", "check"]) == 2
     assert "run the fit stage first" in capsys.readouterr().err
     assert main(["--out", str(out), "--resume", "--stage", "generate"]) == 0
+    assert capsys.readouterr().out.endswith(f"the responses are in {out / 'work' / 'responses'}\n")
     assert shards(out)
     assert not checkpoint(out)
 
@@ -168,6 +181,123 @@ def test_an_existing_training_is_neither_overwritten_nor_changed(
     assert "layers is 3, but this training began with 1" in changed
     assert (trained / "model.safetensors").read_bytes() == before
     assert "holds no training to resume" in refused(capsys, "--out", tmp_path / "none", "--resume")
+    assert "leave it out with --resume" in refused(capsys, "--out", trained, "--resume", "--hours", 1)
+
+
+def test_a_model_is_not_overwritten(
+    target: Path, prompts: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The target itself, a finished drafter whose work folder is gone, and weights of any name."""
+    before = (target / "model.safetensors").read_bytes()
+    assert f"{target} holds a model already" in refused(capsys, *small(target, target, prompts))
+    assert (target / "model.safetensors").read_bytes() == before
+    for name, as_name in (("config.json", "config.json"), ("model.safetensors", "weights-1.safetensors")):
+        folder = tmp_path / name
+        copy(trained / name, folder / as_name)
+        assert "pass another --out" in refused(capsys, *small(target, folder, prompts))
+
+
+def test_replies_that_are_too_short_are_refused_before_the_long_part(
+    target: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every second token ends a reply, so none is 32 tokens long."""
+    folder, out = tmp_path / "target", tmp_path / "drafter"
+    shutil.copytree(target, folder)
+    config = {**TARGET, "vocab_size": VOCAB, "eos_token_id": list(range(0, VOCAB, 2))}
+    (folder / "config.json").write_text(json.dumps(config))
+    begin = [*small(folder, out, prompts), "--block-size", "32"]
+    assert "too few to measure blocks of 32" in refused(capsys, *begin)
+    assert held_out(out)
+    assert not shards(out)
+    copy(next((out / "work" / "responses").glob("held_out-*")), out / "work/responses/train-0000.safetensors")
+    line = refused(capsys, "--out", out, "--resume", "--stage", "fit")
+    assert "too few to measure blocks of 32" in line
+
+
+def test_a_prompt_that_leaves_no_room_for_a_reply_is_refused(
+    target: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, out = tmp_path / "target", tmp_path / "drafter"
+    shutil.copytree(target, folder)
+    config = json.loads((target / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 170}))
+    file = tmp_path / "long.jsonl"
+    file.write_text(prompts.read_text() + "\n" + json.dumps({"prompt": "x = 1\n" * 10}))
+    line = refused(capsys, *small(folder, out, file))
+    assert "the prompt that begins 'x = 1" in line
+    assert "context is 170" in line
+    assert not out.exists()
+
+
+def test_the_plan_is_made_with_the_prompts_of_the_file(
+    target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths: list[int] = []
+
+    def planned(job: object, target: object, config: object, prompts: list[int], out: object) -> None:
+        lengths.extend(prompts)
+        raise UsageError("planned")
+
+    monkeypatch.setattr(train_main, "plan", planned)
+    file = tmp_path / "prompts.jsonl"
+    texts = ["x" * (1 + 10 * (n == 59)) for n in range(60)]
+    groups = [json.dumps({"prompt": text, "group": str(n)}) for n, text in enumerate(texts)]
+    file.write_text("\n".join(groups))
+    assert "planned" in refused(capsys, *small(target, tmp_path / "drafter", file))
+    assert len(lengths) == 60
+    assert max(lengths) == lengths[59] > lengths[0]
+    lengths.clear()
+    assert "planned" in refused(capsys, "--model", target, "--out", tmp_path / "drafter")
+    assert len(lengths) == stages.SAMPLED
+
+
+def test_the_check_counts_what_was_committed_and_leaves_json() -> None:
+    """Also where one prompt gives no interval, and where there was nothing to time."""
+
+    def result(tokens: int, seconds: float, *cycles: Block) -> Result:
+        return Result(tuple(range(tokens)), "", "", "stop", 1, cycles, 0.1, seconds, 0, ())
+
+    class Session:
+        largest_block = 4
+
+        def generate(self, prompt: list[int], *_: object, speculative: bool, **__: object) -> Result:
+            # The last cycle accepted all three drafts, and the reply ended at the first.
+            cycles = (Block((1, 2, 3, 4), drafted=3, accepted=3), Block((5,), drafted=3, accepted=3))
+            return result(prompt[0], 0.5 if speculative else 1.0, *(cycles if speculative else ()))
+
+    def checked(*tokens: int) -> EndToEnd:
+        return check.end_to_end(Session(), [[count] for count in tokens], lambda line: None)  # type: ignore[arg-type]
+
+    assert checked(6).tau == 2.5
+    assert checked(6, 6, 1).to_json() == {
+        "prompts": 3,
+        "tau": 2.5,
+        "identical": 3,
+        "speedup": {"mean": 2.0, "low": 2.0, "high": 2.0},
+    }
+    assert checked(6).to_json()["speedup"] == {"mean": 2.0, "low": 0.0, "high": None}
+    assert checked(1).to_json()["speedup"] is None
+
+
+def test_the_card_of_the_first_generation_says_nothing_of_a_selector() -> None:
+    walked = DraftReport(2.0, 1.5, 1.8, 0.5, (0.5, 0.3), (0.8, 0.7), 100)
+    ended = {
+        "prompts": EndToEnd(3, 2.0, 3, Interval(1.5, 1.25, 1.75)),
+        "others": EndToEnd(1, 1.0, 1, None),
+    }
+    facts = {"train_responses": 9, "train_tokens": 99, "points": [{"step": 1, "tokens": 1}]}
+    first, second = (
+        render_card(Job("owner/target", start="owner/drafter"), config, facts, walked, ended)
+        for config in (replace(DRAFTER, selector_rank=0, conv_kernel_size=0, selector_top_k=0), DRAFTER)
+    )
+    assert first.startswith("# DFlash drafter for owner/target\n")
+    assert "selector" not in first
+    assert second.startswith("# DFlash 2 drafter for owner/target\n")
+    assert "candidate selector of rank 4" in second
+    assert "1.50 without the candidate selector" in second
+    assert "speed over plain [95 %] |" in second
+    assert "| 3 prompts | 2.00 | 3 | 1.50x [1.25, 1.75] |" in second
+    assert "| 1 others | 1.00 | 1 | - |" in second
 
 
 @pytest.mark.parametrize(
@@ -176,8 +306,13 @@ def test_an_existing_training_is_neither_overwritten_nor_changed(
         ("--tokens", 10, "tokens is 10"),
         ("--layers", 0, "layers is 0"),
         ("--block-size", 1, "block_size is 1"),
+        ("--block-size", 33, "block_size is 33: it must be at most 32"),
         ("--epochs", -1, "epochs is -1.0"),
+        ("--epochs", "nan", "epochs is nan"),
+        ("--epochs", "inf", "epochs is inf"),
         ("--hours", -1, "hours is -1.0"),
+        ("--hours", "nan", "hours is nan"),
+        ("--hours", "inf", "hours is inf"),
         ("--prompts", "/nowhere.jsonl", "cannot read prompts from /nowhere.jsonl"),
         ("--prompts", "bad.jsonl", 'bad.jsonl, line 2 must be an object with either "prompt" or "messages"'),
         ("--prompts", "few.jsonl", "1 prompts are too few to train on some and measure on others"),

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 import pytest
+import train_demo_pair
 from byte_tokenizer import wrapper
+from demo_target import TargetRecipe
 from mlx_lm.models import qwen3_5
 from tiny import tiny_model
-from train_tiny import TARGET, make_samples, make_target
+from train_demo_pair import Plan, responses_stage
+from train_tiny import DRAFTER, TARGET, make_samples, make_target
 
 from dflash_mlx.errors import UsageError
+from dflash_mlx.pairs import EMBEDDED
 from dflash_mlx.target.target import Target
 from dflash_mlx.train import generate
+from dflash_mlx.train.fit import FitRecipe
 from dflash_mlx.train.generate import opening_of
 from dflash_mlx.train.job import Job, Workplace
 from dflash_mlx.train.prompts import TEXTS, free_form_prompts, own_prompts, read_prompts
@@ -132,7 +138,7 @@ def test_half_of_the_tokens_are_from_conversations_if_the_target_can(
     tokenizer = wrapper("<|user|>{{ messages[0].content }}<end>")
     job, place, lines = Job("tiny", tokens=2000), Workplace(tmp_path), list[str]()
     place.begin(job)
-    generate.generate(job, place, target, tokenizer, [0, 2], lines.append)
+    generate.generate(job, place, target, tokenizer, DRAFTER, lines.append)
     conversed = load_samples(place.shards(generate.CONVERSED))
     written = sum(sample.written for sample in load_samples(place.shards("train")))
     assert written >= 2000
@@ -173,6 +179,23 @@ def test_widening_gives_the_numbers_of_bfloat16() -> None:
     numbers = mx.array([1.0, -3.1415927, 24931.0, 1e-30])
     bits = np.array(numbers.astype(mx.bfloat16).view(mx.uint16))
     assert mx.array_equal(widen(bits), numbers.astype(mx.bfloat16).astype(mx.float32)).item()
+
+
+def test_of_the_demo_pairs_responses_as_many_are_taken_as_are_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recorded ones where there are enough; else all are recorded anew."""
+    target = make_target()
+    plan = Plan(tmp_path, Path(EMBEDDED.target).parent, TargetRecipe(), FitRecipe(), responses=3)
+    recorded = make_samples(make_target())
+    save_samples(recorded, tmp_path / "responses.safetensors")
+    assert [s.tokens.tolist() for s in responses_stage(plan, target, held_out=False)] == [
+        s.tokens.tolist() for s in recorded[:3]
+    ]
+    monkeypatch.setattr(train_demo_pair, "read_corpus", tuple)
+    monkeypatch.setattr(train_demo_pair, "cut_prompts", lambda documents, count, seed: [[5, 9, 11]] * count)
+    anew = responses_stage(replace(plan, responses=5), target, held_out=False)
+    assert len(anew) == len(load_samples([tmp_path / "responses.safetensors"])) == 5
 
 
 # --- prompts --------------------------------------------------------------------------------------
@@ -223,6 +246,16 @@ def test_prompts_from_a_file(tmp_path: Path) -> None:
     assert (second.messages, second.group) == (talk, "talk")
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_only_a_line_feed_ends_a_line_of_prompts(tmp_path: Path, end: str) -> None:
+    """JSON may hold other characters that Python takes for the end of a line."""
+    file = tmp_path / "prompts.jsonl"
+    texts = ["one\u2028two", "one\u0085two", "three"]
+    lines = [json.dumps({"prompt": text}, ensure_ascii=False) for text in texts]
+    file.write_bytes(end.join(lines).encode())
+    assert [prompt.turns[0] for prompt in read_prompts(file)] == texts
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -239,6 +272,8 @@ def test_prompts_from_a_file(tmp_path: Path) -> None:
         '{"messages": [{"role": "system", "content": "x"}]}',
         '{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}',
         '{"prompt": "x", "group": 3}',
+        '{"prompt": "x \\ud83d"}',
+        '{"prompt": "x", "group": "\\ude00"}',
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: str) -> None:

@@ -14,8 +14,9 @@ from train_tiny import DRAFTER, make_samples, make_target
 from dflash_mlx.config import FULL, SLIDING
 from dflash_mlx.drafter.load import load_drafter
 from dflash_mlx.drafter.model import DrafterModel
+from dflash_mlx.errors import UsageError
 from dflash_mlx.train.blocks import Batch, block_states, make_batch
-from dflash_mlx.train.evaluate import evaluate_drafter
+from dflash_mlx.train.evaluate import evaluate_drafter, walkable
 from dflash_mlx.train.fit import Fit, FitRecipe, fit_drafter, most_used, save_drafter
 from dflash_mlx.train.initial import new_drafter
 from dflash_mlx.train.losses import Draws, Goal, LossVocabulary, block_loss, slot_weights
@@ -163,6 +164,19 @@ def test_fitting_lets_the_drafter_learn_its_samples() -> None:
     after = evaluate_drafter(model, target, samples)
     assert after.tau > max(before.tau, 2.0)
     assert all(0 <= share <= 1 for share in after.slots + after.recall)
+
+
+def test_replies_that_are_too_short_are_refused() -> None:
+    target = make_target()
+    samples = make_samples(target)  # 12 tokens each
+    short = [replace(s, tokens=s.tokens[: s.prompt + 3]) for s in samples]
+    assert walkable([*short, samples[0]], 4) == [samples[0]]
+    assert walkable(short, 3) == short
+    with pytest.raises(UsageError, match=r"the longest held-out reply has 3 tokens, .* blocks of 4"):
+        walkable(short, 4)
+    ended = [replace(s, tokens=s.tokens[: s.prompt + 1]) for s in samples]
+    with pytest.raises(UsageError, match="each of the 4 replies to learn from ends with its first token"):
+        Fit(new_drafter(DRAFTER, target, seed=0), target, ended, QUICK)
 
 
 def test_a_fit_goes_on_from_its_checkpoint_as_if_it_had_never_stopped(tmp_path: Path) -> None:

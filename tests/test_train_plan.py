@@ -22,6 +22,7 @@ from dflash_mlx.train.initial import drafter_config
 from dflash_mlx.train.job import Job
 from dflash_mlx.train.plan import Plan, plan, tokens_for
 
+PROMPTS = (40, 50, 90)  # tokens, 60 on the average
 JOB = Job("x", tokens=10_000, layers=1, block_size=4, rank=4)
 FITS = Plan(1000, 10, 100, 200, 100, 200, 3600.0, 1800.0)
 
@@ -30,7 +31,7 @@ def test_a_step_is_counted_by_the_rows_that_each_layer_sees() -> None:
     """Fractions of the whole tell the layers apart: no two see the same rows of the same size."""
     recipe = FitRecipe(rows=2, anchors=3)
     model = DrafterModel(replace(DRAFTER, conv_kernel_size=0))
-    context = 2 * (plan_module.PROMPT_TOKENS + plan_module.RESPONSE_TOKENS)
+    context = 2 * (60 + plan_module.RESPONSE_TOKENS)
     block_rows, slots = 2 * 3 * 4, 2 * 3 * 3
     hidden, inner, keys = 32, 48, 2 * 8
     fc = context * 2 * hidden * hidden
@@ -40,14 +41,14 @@ def test_a_step_is_counted_by_the_rows_that_each_layer_sees() -> None:
     projection = block_rows * hidden * 4
     head, edges = slots * 64 * hidden, slots * 64 * 4
     expected = 3 * (fc + q_and_o + k_and_v + mlp + projection + head + edges) + head
-    assert plan_module._step_multiplications(model, recipe) == expected
+    assert plan_module._step_multiplications(model, recipe, 60.0) == expected
 
 
 def test_the_plan_grows_with_the_tokens() -> None:
     target = make_target()
     raw = drafter_config(JOB, target, {}, 1)
     small, large = (
-        plan(replace(JOB, tokens=tokens), target, DrafterConfig.from_dict(raw), Path("/nowhere/yet"))
+        plan(replace(JOB, tokens=tokens), target, DrafterConfig.from_dict(raw), PROMPTS, Path("/nowhere/yet"))
         for tokens in (10_000, 100_000)
     )
     assert small.steps * 10 == pytest.approx(large.steps, rel=0.01)
@@ -59,6 +60,24 @@ def test_the_plan_grows_with_the_tokens() -> None:
     small.check()
 
 
+def test_the_plan_counts_the_tokens_of_the_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Disk and time by their mean, memory by the longest."""
+    monkeypatch.setattr(plan_module, "_multiply_speed", lambda: 1e9)
+    target = make_target()
+    config = DrafterConfig.from_dict(drafter_config(JOB, target, {}, 1))
+    even, uneven, long = (
+        plan(JOB, target, config, prompts, Path()) for prompts in ((5000, 5000), (1000, 9000), (8000, 12000))
+    )
+    state = (len(config.target_layer_ids) + 1) * 32 * 2
+    assert uneven.disk == even.disk
+    assert long.disk - even.disk == pytest.approx(JOB.tokens / 100 * 5000 * state, rel=0.01)
+    assert even.memory < uneven.memory < long.memory
+    assert long.memory - uneven.memory >= 64 * 3000 * state
+    assert uneven.generate_seconds == even.generate_seconds
+    assert long.generate_seconds / even.generate_seconds == pytest.approx(10_100 / 5_100)
+    assert uneven.fit_seconds == even.fit_seconds < long.fit_seconds
+
+
 def test_of_the_target_nothing_is_evaluated() -> None:
     sizes = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "vocab_size": 32000}
     config = {**ARGUMENTS, **sizes, "num_attention_heads": 32, "head_dim": 64}
@@ -66,7 +85,8 @@ def test_of_the_target_nothing_is_evaluated() -> None:
     before = mx.get_active_memory()
     mx.reset_peak_memory()
     target = Target(llama.Model(llama.ModelArgs.from_dict(config)))
-    planned = plan(JOB, target, DrafterConfig.from_dict(drafter_config(JOB, target, config, 1)), Path())
+    drafter = DrafterConfig.from_dict(drafter_config(JOB, target, config, 1))
+    planned = plan(JOB, target, drafter, PROMPTS, Path())
     assert planned.memory > 4_000_000_000
     assert mx.get_peak_memory() - before < 20_000_000
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -81,8 +82,10 @@ def _run(args: argparse.Namespace) -> None:
     fixed = {"layers", "block_size", "rank", "draft_head"}.intersection(wanted)
     if args.start is not None and fixed:
         raise UsageError(f"--from goes on with a drafter as it is: leave out {', '.join(sorted(fixed))}")
-    if args.hours is not None and args.hours <= 0:
-        raise UsageError(f"hours is {args.hours}: it must be positive")
+    if args.hours is not None and not 0 < args.hours < math.inf:
+        raise UsageError(f"hours is {args.hours}: it must be positive and finite")
+    if args.hours is not None and args.resume:
+        raise UsageError("--hours says how much a new training is to be: leave it out with --resume")
     if args.resume:
         training = _prepare(place.resume(wanted), place)
     else:
@@ -92,7 +95,10 @@ def _run(args: argparse.Namespace) -> None:
         training = _begin(_prepare(Job(**wanted), place), args.hours)
     for stage in STAGES if args.stage is None else (args.stage,):
         {"generate": training.generate, "fit": training.fit, "check": training.check}[stage]()
-    _say(f"the drafter is in {place.folder}")
+    if args.stage == "generate":
+        _say(f"the responses are in {place.responses}")
+    else:
+        _say(f"the drafter is in {place.folder}")
 
 
 def _prepare(job: Job, place: Workplace) -> Training:
@@ -108,11 +114,11 @@ def _prepare(job: Job, place: Workplace) -> Training:
 def _begin(training: Training, hours: float | None) -> Training:
     """Plan a new training, refuse what cannot fit, and write down what it is."""
     job, place = training.job, training.place
-    estimate = plan(job, training.target, training.config, place.folder)
+    estimate = plan(job, training.target, training.config, training.prompt_lengths, place.folder)
     if hours is not None:
         job = replace(job, tokens=tokens_for(hours, job, estimate))
         training = replace(training, job=job)
-        estimate = plan(job, training.target, training.config, place.folder)
+        estimate = plan(job, training.target, training.config, training.prompt_lengths, place.folder)
     _say(str(estimate))
     estimate.check()
     place.begin(job)

@@ -13,10 +13,10 @@ from dflash_mlx.train.evaluate import DraftReport
 from dflash_mlx.train.job import Job
 
 CARD = """\
-# DFlash 2 drafter for {model}
+# {kind} drafter for {model}
 
 Made by `python -m dflash_mlx.train` (dflash-chat {version}). Block of {block} rows, {layers} layers,
-taps on target layers {taps}, candidate selector of rank {rank}{head}.
+taps on target layers {taps}{selector}{head}.
 
 ## Data
 
@@ -30,13 +30,13 @@ about derivatives and about its output holds for them. The trainer and its own p
 
 ## Measured
 
-On {cycles:,} verify cycles of greedy held-out responses: **tau {tau:.2f}** tokens per cycle, bonus included;
-{unary:.2f} without the candidate selector. Each slot's draft, given that all before it were right, is right
-in {slots}; the right token is among the selector's candidates in {recall}.
+On {cycles:,} verify cycles of greedy held-out responses: **tau {tau:.2f}** tokens per cycle, bonus
+included{unary}. Each slot's draft, given that all before it were right, is
+right in {slots}{recall}.
 
 Decoded to the end, speculative against plain, on the machine that trained it:
 
-| prompts | tau | identical replies | speed over plain |
+| prompts | tau | identical replies | speed over plain [95 %] |
 | --- | --- | --- | --- |
 {rows}
 """
@@ -52,19 +52,21 @@ def render_card(
     ended: Mapping[str, EndToEnd],
 ) -> str:
     """Markdown. `facts` is what the fit stage left: counts, and its points."""
-    last = facts["points"][-1]
+    last, recall = facts["points"][-1], _shares(walked.recall)
     rows = [
-        f"| {e.prompts} {name} | {e.tau:.2f} | {e.identical} | {e.ratio:.2f} "
-        f"({e.interval[0]:.2f} to {e.interval[1]:.2f}) |"
+        f"| {e.prompts} {name} | {e.tau:.2f} | {e.identical} | {e.speedup or '-'} |"
         for name, e in ended.items()
     ]
+    # The first generation has no candidate selector, so there is nothing to say of it.
+    selector = config.selector_rank
     return CARD.format(
+        kind="DFlash 2" if config.generation == 2 else "DFlash",
         model=Path(job.model).name if Path(job.model).is_dir() else job.model,
         version=__version__,
         block=config.block_size,
         layers=config.num_hidden_layers,
         taps=", ".join(map(str, config.target_layer_ids)),
-        rank=config.selector_rank,
+        selector=f", candidate selector of rank {selector}" if selector else "",
         head=f", proposing from {config.draft_head_size:,} token ids" if config.draft_head_size else "",
         responses=facts["train_responses"],
         tokens=facts["train_tokens"],
@@ -75,9 +77,9 @@ def render_card(
         origin=ORIGIN if job.start is None else f"those of {job.start}",
         cycles=walked.cycles,
         tau=walked.tau,
-        unary=walked.tau_unary,
+        unary=f"; {walked.tau_unary:.2f} without the candidate selector" if selector else "",
         slots=_shares(walked.slots),
-        recall=_shares(walked.recall),
+        recall=f"; the right token is among the selector's candidates in {recall}" if selector else "",
         rows="\n".join(rows),
     )
 

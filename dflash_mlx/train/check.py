@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
-
+from dflash_mlx.interval import Interval
 from dflash_mlx.params import SamplingParams
 from dflash_mlx.session import Session
 
 MAX_TOKENS = 96
-RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
@@ -25,46 +24,41 @@ class EndToEnd:
         prompts: how many.
         tau: tokens committed per verify cycle, bonus included.
         identical: replies whose tokens are the same both ways.
-        ratio: speed of speculative over plain decoding, on the machine that checked.
-        interval: of the ratio, 90 % by resampling prompts.
+        speedup: of speculative over plain decoding, on the machine that checked; None: no reply had a second
+            token, so that there was nothing to time.
     """
 
     prompts: int
     tau: float
     identical: int
-    ratio: float
-    interval: tuple[float, float]
+    speedup: Interval | None
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object."""
+        return {**vars(self), "speedup": None if self.speedup is None else self.speedup.to_json()}
 
 
 def end_to_end(session: Session, prompts: Sequence[Sequence[int]], say: Callable[[str], None]) -> EndToEnd:
     """Decode every prompt both ways, in whole blocks and plainly; which goes first takes turns."""
     params = SamplingParams(max_tokens=MAX_TOKENS)
-    seconds = np.zeros((len(prompts), 2))  # plain, speculative
+    ratios = []
     cycles = committed = identical = 0
     for number, prompt in enumerate(prompts):
-        tokens = {}
+        results = {}
         for speculative in (False, True) if number % 2 else (True, False):
-            result = session.generate(
+            results[speculative] = session.generate(
                 list(prompt), params, block_size=session.largest_block, speculative=speculative
             )
-            tokens[speculative] = result.tokens
-            seconds[number, int(speculative)] = result.decode_seconds
-            cycles += sum(cycle.drafted > 0 for cycle in result.cycles)
-            committed += sum(cycle.accepted + 1 for cycle in result.cycles if cycle.drafted)
-        identical += tokens[True] == tokens[False]
+        drafted = [cycle for cycle in results[True].cycles if cycle.drafted]
+        cycles += len(drafted)
+        committed += sum(cycle.committed for cycle in drafted)
+        identical += results[True].tokens == results[False].tokens
+        if all(len(result.tokens) > 1 for result in results.values()):
+            ratios.append(results[False].decode_seconds / results[True].decode_seconds)
         say(f"check: {number + 1} of {len(prompts)} prompts, tau {committed / max(cycles, 1):.2f}")
-    plain, speculative_seconds = seconds.sum(axis=0)
     return EndToEnd(
         prompts=len(prompts),
         tau=committed / max(cycles, 1),
         identical=identical,
-        ratio=float(plain / speculative_seconds),
-        interval=_interval(seconds),
+        speedup=Interval.over(ratios) if ratios else None,
     )
-
-
-def _interval(seconds: np.ndarray) -> tuple[float, float]:
-    drawn = np.random.default_rng(0).integers(len(seconds), size=(RESAMPLES, len(seconds)))
-    plain, speculative = seconds[drawn].sum(axis=1).T
-    low, high = np.quantile(plain / speculative, [0.05, 0.95])
-    return float(low), float(high)

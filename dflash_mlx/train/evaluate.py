@@ -14,6 +14,7 @@ import mlx.core as mx
 import numpy as np
 
 from dflash_mlx.drafter.model import DrafterModel
+from dflash_mlx.errors import UsageError
 from dflash_mlx.target.target import Target
 from dflash_mlx.train.blocks import block_states
 from dflash_mlx.train.shards import Sample, widen
@@ -48,8 +49,24 @@ class DraftReport:
     cycles: int
 
 
+def walkable(samples: Sequence[Sample], block_size: int) -> list[Sample]:
+    """The responses that are long enough for a verify cycle.
+
+    Raises:
+        UsageError: there is none.
+    """
+    long_enough = [sample for sample in samples if sample.written >= block_size]
+    if not long_enough:
+        longest = max((sample.written for sample in samples), default=0)
+        raise UsageError(
+            f"the longest held-out reply has {longest} tokens, too few to measure blocks of {block_size} on: "
+            "begin anew in another --out, with prompts that get longer replies, or a smaller --block-size"
+        )
+    return long_enough
+
+
 def evaluate_drafter(model: DrafterModel, target: Target, samples: Sequence[Sample]) -> DraftReport:
-    """Walk greedy `samples`. Cycles that the end of a recording would cut short are left out."""
+    """Walk greedy `samples`, one of them `walkable`. Cycles that their ends would cut short are left out."""
     slots = model.config.block_size - 1
     unary = _unary(model)
     accepted: list[int] = []

@@ -18,6 +18,7 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
 from dflash_mlx.drafter.model import DrafterModel
+from dflash_mlx.errors import UsageError
 from dflash_mlx.target.target import Target
 from dflash_mlx.train.blocks import Batch, make_batch
 from dflash_mlx.train.job import Job, write_text
@@ -74,7 +75,11 @@ Measure = Callable[[DrafterModel], tuple[float, tuple[float, ...]]]
 
 
 class Fit:
-    """A training under way: the model, its optimizer, and how it went so far."""
+    """A training under way: the model, its optimizer, and how it went so far.
+
+    Raises:
+        UsageError: no sample has a second token, which a drafter could learn to foretell.
+    """
 
     def __init__(
         self, model: DrafterModel, target: Target, samples: Sequence[Sample], recipe: FitRecipe
@@ -87,6 +92,11 @@ class Fit:
         self._seconds = 0.0
         self._target = target
         self._usable = [sample for sample in samples if sample.written >= 2]
+        if not self._usable:
+            raise UsageError(
+                f"each of the {len(samples)} replies to learn from ends with its first token: begin anew in "
+                "another --out, with prompts that get longer replies"
+            )
         self._vocabulary = LossVocabulary(by_use(self._usable), target.vocab_size, recipe.goal)
         self._optimizer = make_optimizer(
             recipe.steps, recipe.peak_rate, min(recipe.warmup, -(-recipe.steps // 10)), recipe.weight_decay

@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 
 from dflash_mlx.chat_template import render
+from dflash_mlx.config import DrafterConfig
 from dflash_mlx.errors import UsageError
 from dflash_mlx.prefix_cache import shared
 from dflash_mlx.target.target import Target
+from dflash_mlx.train.evaluate import walkable
 from dflash_mlx.train.job import Job, Workplace, writing
 from dflash_mlx.train.prompts import Prompt, own_prompts, read_prompts
 from dflash_mlx.train.respond import GREEDY, Opening, Responder, Sampling, batch_prompts
@@ -73,20 +75,24 @@ def opening_of(tokenizer: Any) -> Opening | None:
     return Opening(before, after) if before and after else None
 
 
-def generate(job: Job, place: Workplace, target: Target, tokenizer: Any, layers: list[int], say: Say) -> None:
+def generate(
+    job: Job, place: Workplace, target: Target, tokenizer: Any, config: DrafterConfig, say: Say
+) -> None:
     """Write shards until there are tokens enough; those that exist already count.
 
     Raises:
         DFlashError: a shard cannot be written.
+        UsageError: the replies are so short that nothing could be measured on them.
     """
     held_out, train = split(prompts_of(job))
     low, high = HELD_OUT_TOKENS
     enough = max(low, min(job.tokens // HELD_OUT_SHARE, high))
     stop_ids = frozenset(int(token) for token in tokenizer.eos_token_ids)
     opening = opening_of(tokenizer) if job.prompts is None else None
-    with Responder(target, layers, stop_ids) as responder:
+    with Responder(target, config.target_layer_ids, stop_ids) as responder:
         measuring = _answers(responder, encode(tokenizer, held_out), GREEDY)
         _record("held_out", measuring, enough, place, say)
+        walkable(load_samples(place.shards("held_out")), config.block_size)  # before the long part
         if opening is not None:
             conversations = _conversations(responder, opening, Sampling())
             _record(CONVERSED, conversations, int(job.tokens * CONVERSED_SHARE), place, say)

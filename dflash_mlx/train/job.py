@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_mlx.errors import DFlashError, UsageError, one_line
+from dflash_mlx.target.window import LARGEST_BLOCK
 
 TAP_DEPTHS = (0.15, 0.38, 0.62, 0.83, 0.95)
 """Tapped layers by their depth: denser towards the end, where most is known of the next tokens."""
@@ -44,8 +46,10 @@ class Job:
         for name, bound in least.items():
             if getattr(self, name) < bound:
                 raise UsageError(f"{name} is {getattr(self, name)}: it must be at least {bound}")
-        if self.epochs <= 0:
-            raise UsageError(f"epochs is {self.epochs}: it must be positive")
+        if self.block_size > LARGEST_BLOCK:
+            raise UsageError(f"block_size is {self.block_size}: it must be at most {LARGEST_BLOCK}")
+        if not 0 < self.epochs < math.inf:
+            raise UsageError(f"epochs is {self.epochs}: it must be positive and finite")
 
 
 def tapped_layers(count: int) -> list[int]:
@@ -66,13 +70,17 @@ class Workplace:
         self.checked = self.work / "check.json"
 
     def check_free(self) -> None:
-        """Refuse to begin where there is a training already.
+        """Refuse to begin where there is a training already, or a model: the target itself, for one.
 
         Raises:
             UsageError: there is one.
         """
         if self._job.exists():
             raise UsageError(f"{self.folder} holds a training already: pass --resume, or another --out")
+        if any(file for name in ("config.json", "*.safetensors") for file in self.folder.glob(name)):
+            raise UsageError(
+                f"{self.folder} holds a model already, which a drafter would overwrite: pass another --out"
+            )
 
     def begin(self, job: Job) -> None:
         """Write down what is being made.

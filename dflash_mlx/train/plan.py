@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +24,6 @@ from dflash_mlx.train.job import Job
 from dflash_mlx.train.losses import Goal
 from dflash_mlx.train.respond import Sampling
 
-PROMPT_TOKENS = 60  # of a typical prompt
 RESPONSE_TOKENS = 100  # of a typical response
 LOSS_VOCABULARY = Goal.common + Goal.others + 1000  # the last: a step's own, beyond the common ones
 BACKWARD = 3  # a forward and its backward cost three forwards
@@ -76,10 +77,13 @@ class Plan:
         )
 
 
-def plan(job: Job, target: Target, config: DrafterConfig, out: Path) -> Plan:
+def plan(job: Job, target: Target, config: DrafterConfig, prompts: Sequence[int], out: Path) -> Plan:
     """Estimate a job on this machine; multiplies some large matrices to know its speed.
 
     Of the target nothing is evaluated.
+
+    Args:
+        prompts: tokens of each, or of some of them.
     """
     speed = _multiply_speed()
     sampling = Sampling()
@@ -89,8 +93,9 @@ def plan(job: Job, target: Target, config: DrafterConfig, out: Path) -> Plan:
     taps = len(config.target_layer_ids) + 1
     responses = job.tokens / RESPONSE_TOKENS
     recipe = fit_recipe(job, round(responses))
-    length = PROMPT_TOKENS + sampling.max_tokens
-    tokens = job.tokens + responses * PROMPT_TOKENS
+    length = max(prompts) + sampling.max_tokens
+    prompt = statistics.fmean(prompts)
+    tokens = job.tokens + responses * prompt
     states = taps * target.hidden_size * 2  # bytes of a token
     answering = sampling.rows * (sum(cache.at(length) for cache in held.caches) + length * states)
     rows = recipe.rows * recipe.anchors * config.block_size
@@ -103,7 +108,7 @@ def plan(job: Job, target: Target, config: DrafterConfig, out: Path) -> Plan:
         disk=int(tokens * states + 30 * small),
         disk_there=shutil.disk_usage(_existing(out)).free,
         generate_seconds=tokens * _multiplications(target.model) / (GENERATE_EFFICIENCY * speed),
-        fit_seconds=recipe.steps * _step_multiplications(drafter, recipe) / (FIT_EFFICIENCY * speed),
+        fit_seconds=recipe.steps * _step_multiplications(drafter, recipe, prompt) / (FIT_EFFICIENCY * speed),
     )
 
 
@@ -125,10 +130,13 @@ def _multiply_speed() -> float:
     return 512 * 512 * 1024 / min(times)
 
 
-def _step_multiplications(drafter: DrafterModel, recipe: FitRecipe) -> int:
-    """Of one training step: every layer by the rows that go through it, and the head by the slots."""
+def _step_multiplications(drafter: DrafterModel, recipe: FitRecipe, prompt: float) -> int:
+    """Of one training step: every layer by the rows that go through it, and the head by the slots.
+
+    `prompt` is the tokens of a typical prompt.
+    """
     config = drafter.config
-    context = recipe.rows * (PROMPT_TOKENS + RESPONSE_TOKENS)
+    context = round(recipe.rows * (prompt + RESPONSE_TOKENS))
     blocks = recipe.rows * recipe.anchors
     block_rows, slots = blocks * config.block_size, blocks * (config.block_size - 1)
     rows = {"fc": context, "k_proj": context + block_rows, "v_proj": context + block_rows}

@@ -75,7 +75,8 @@ def read_prompts(file: Path) -> list[Prompt]:
         UsageError: with the number of the first bad line; or the file cannot be read, or holds no prompt.
     """
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        # Not splitlines: it also splits at characters that JSON may hold as they are, such as U+2028.
+        lines = file.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read prompts from {file}: {error}") from error
     prompts = [
@@ -106,6 +107,11 @@ def _parse_prompt(line: str, where: str) -> Prompt:
     group = record.get("group", " || ".join(turns))
     if not isinstance(group, str):
         raise UsageError(f'{where}: "group" is {group!r}, expected a text')
+    try:
+        "".join((*turns, group)).encode()
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise UsageError(f"{where} has {half!r}, half a character: write both halves, or none") from error
     return Prompt(turns, group)
 
 

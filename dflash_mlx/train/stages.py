@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,19 +15,19 @@ import numpy as np
 from dflash_mlx.config import DrafterConfig
 from dflash_mlx.drafter.load import load_drafter
 from dflash_mlx.drafter.model import DrafterModel
-from dflash_mlx.errors import UsageError
+from dflash_mlx.errors import ContextLengthError, UsageError
 from dflash_mlx.session import Session
 from dflash_mlx.target.target import Target
 from dflash_mlx.train.card import render_card
 from dflash_mlx.train.check import EndToEnd, end_to_end
 from dflash_mlx.train.curves import draw_curves
-from dflash_mlx.train.evaluate import DraftReport, evaluate_drafter
+from dflash_mlx.train.evaluate import DraftReport, evaluate_drafter, walkable
 from dflash_mlx.train.fit import Fit, Point, fit_recipe, most_used, save_drafter
 from dflash_mlx.train.generate import CONVERSED, Say, encode, generate, prompts_of, split
 from dflash_mlx.train.initial import choose_mask, drafter_config, new_drafter
 from dflash_mlx.train.job import Job, Workplace, write_text, writing
-from dflash_mlx.train.prompts import free_form_prompts
-from dflash_mlx.train.respond import final_norm
+from dflash_mlx.train.prompts import Prompt, free_form_prompts
+from dflash_mlx.train.respond import Sampling, final_norm
 from dflash_mlx.train.shards import Sample, load_samples
 
 STAGES = ("generate", "fit", "check")
@@ -36,6 +36,7 @@ MEASURED = 24  # held-out responses for the live line; all of them for the card
 MEASUREMENTS = 12  # in one training
 TICK = 10  # steps between two live lines
 CHECKED = 40  # prompts of each kind that are decoded to the end
+SAMPLED = 50  # of our own prompts, to know what they are like
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Training:
 
     Attributes:
         raw_config: of the drafter, as it is written.
+        prompt_lengths: tokens of each prompt of a file, or of a sample of our own.
     """
 
     job: Job
@@ -52,6 +54,7 @@ class Training:
     tokenizer: Any
     raw_config: Mapping[str, Any]
     start: DrafterModel | None
+    prompt_lengths: Sequence[int]
     say: Say
 
     @property
@@ -59,15 +62,18 @@ class Training:
         return DrafterConfig.from_dict(self.raw_config)
 
     def generate(self) -> None:
-        """Record responses."""
-        layers = list(self.config.target_layer_ids)
-        generate(self.job, self.place, self.target, self.tokenizer, layers, self.say)
+        """Record responses.
+
+        Raises:
+            UsageError: they are too short to measure anything on.
+        """
+        generate(self.job, self.place, self.target, self.tokenizer, self.config, self.say)
 
     def fit(self) -> None:
         """Train; the best drafter so far is in the folder at any time.
 
         Raises:
-            UsageError: there are no responses.
+            UsageError: there are no responses, or only some that are too short.
         """
         train, held_out = (load_samples(self.place.shards(name)) for name in ("train", "held_out"))
         if not train or not held_out:
@@ -75,6 +81,7 @@ class Training:
         if self.place.fitted.exists():
             self.say("fit: done before")
             return
+        held_out = walkable(held_out, self.config.block_size)
         measured = held_out[:: -(-len(held_out) // MEASURED)]
         model = self.new_model(train)
         fit = Fit(model, self.target, train, fit_recipe(self.job, len(train)))
@@ -141,7 +148,7 @@ class Training:
             self.say(
                 f"check: {name}: tau {result.tau:.2f}, "
                 f"{result.identical} of {result.prompts} replies identical, "
-                f"{result.ratio:.2f}x plain decoding ({result.interval[0]:.2f} to {result.interval[1]:.2f})"
+                f"speed over plain decoding [95 %] {result.speedup or '-'}"
             )
 
     def new_model(self, train: list[Sample]) -> DrafterModel:
@@ -155,7 +162,7 @@ class Training:
 
     def _write_card(self, walked: DraftReport, ended: Mapping[str, EndToEnd]) -> None:
         facts = json.loads(self.place.fitted.read_text())
-        results = {"walked": asdict(walked), "end_to_end": {k: asdict(v) for k, v in ended.items()}}
+        results = {"walked": asdict(walked), "end_to_end": {k: v.to_json() for k, v in ended.items()}}
         with writing(self.place.folder):
             write_text(self.place.checked, json.dumps(results, indent=2) + "\n")
             write_text(
@@ -177,13 +184,20 @@ def prepare(
     Raises:
         PairError: that drafter belongs to another target.
         UnsupportedTargetError: this target cannot be speculated on, or not be trained for.
-        UsageError: the prompts cannot be used, or the drafter to go on from is quantized.
+        UsageError: the prompts cannot be used, as one that is too long for the target, or the drafter to go
+            on from is quantized.
     """
     target.attach([0])  # what speculation would refuse later is refused now
     target.detach()
     final_norm(target)
     prompts = prompts_of(job)
     split(prompts)
+    if job.prompts is None:
+        prompts = prompts[:SAMPLED]
+    encoded = encode(tokenizer, prompts)
+    if job.prompts is not None:
+        _check_context(prompts, encoded, target.context_length)
+    lengths = tuple(map(len, encoded))
     if start_folder is not None:
         start = load_drafter(start_folder)
         target.check_fit(start.config)
@@ -191,11 +205,27 @@ def prepare(
             raise UsageError(f"{job.start} is quantized: go on from the drafter that it was made from")
         start.set_dtype(mx.float32)
         raw = json.loads((start_folder / "config.json").read_text(encoding="utf-8"))
-        return Training(job, place, target, tokenizer, raw, start, say)
-    sample = encode(tokenizer, prompts[:50])
-    mask = choose_mask(tokenizer, frozenset(token for ids in sample for token in ids))
+        return Training(job, place, target, tokenizer, raw, start, lengths, say)
+    mask = choose_mask(tokenizer, frozenset(token for ids in encoded for token in ids))
     raw = drafter_config(job, target, target_config, mask)
-    return Training(job, place, target, tokenizer, raw, None, say)
+    return Training(job, place, target, tokenizer, raw, None, lengths, say)
+
+
+def _check_context(
+    prompts: Sequence[Prompt], encoded: Sequence[Sequence[int]], context_length: int | None
+) -> None:
+    """Refuse what leaves no room for a reply: beyond its context a target writes nothing worth learning.
+
+    Raises:
+        ContextLengthError: for the longest prompt.
+    """
+    longest, ids = max(zip(prompts, encoded, strict=True), key=lambda pair: len(pair[1]))
+    whole = len(ids) + Sampling.max_tokens
+    if context_length is not None and whole > context_length:
+        raise ContextLengthError(
+            f"the prompt that begins {longest.turns[0][:40]!r} has {len(ids):,} tokens, with a reply up to "
+            f"{whole:,}, and this target's context is {context_length:,}: leave it out, or shorten it"
+        )
 
 
 def _live(point: Point, fit: Fit) -> str:
