@@ -1,6 +1,7 @@
 """`python -m dflash_mlx.generate "prompt"`: one reply, text on stdout, statistics on stderr."""
 
 import argparse
+import io
 import json
 import os
 import signal
@@ -128,6 +129,8 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _read_input() -> str:
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="strict")  # without a locale, Python lets bytes that are no text pass
     try:
         return sys.stdin.read()
     except UnicodeDecodeError as error:
