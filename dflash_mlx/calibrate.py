@@ -112,11 +112,12 @@ def measure_costs(
 
 
 def _round(largest: int) -> list[int]:
-    """The sizes of a round, the largest first; of the plain steps at its end only the middle one counts.
+    """The sizes of a round, the largest first; of the plain steps at its end only the inner two count.
 
-    The first of them was not started ahead, as plain steps are among others, and the last starts none.
+    The first of them was not started ahead, as plain steps are among others, and the last starts none. There
+    are two since every size is compared with plain steps.
     """
-    return [*range(largest, 1, -1), 1, 1, 1]
+    return [*range(largest, 1, -1), 1, 1, 1, 1]
 
 
 class _Sweep:
@@ -131,8 +132,9 @@ class _Sweep:
 
     @property
     def done(self) -> bool:
+        rounds = self._observed // len(self._round)
         timed = min(map(len, self.seconds.values()))
-        return timed >= ROUNDS or (timed > 1 and self._total > ENOUGH)
+        return timed > 1 and (rounds >= ROUNDS or (rounds > 1 and self._total > ENOUGH))
 
     def rows(self, limit: int, keys: int) -> int:
         self._asked += 1
@@ -141,7 +143,7 @@ class _Sweep:
     def observe(self, rows: int, accepted: int, seconds: float, keys: int) -> None:
         # The loop asks before it tells, or after, but cycles come in the order in which they were asked for.
         place = self._observed % len(self._round)
-        if seconds > 0 and (rows > 1 or place == len(self._round) - 2):
+        if seconds > 0 and (rows > 1 or len(self._round) - 4 < place < len(self._round) - 1):
             self.seconds[rows].append(seconds)
         self._observed += 1
         self._total += seconds

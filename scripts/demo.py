@@ -14,7 +14,8 @@ from dflash_mlx.smollm2 import default_pair
 Prompt = str | list[dict[str, str]]
 
 TOKENS = 96
-FEW = 24  # where whole blocks, which are shown in any case, cost more than they could ever give
+FEW = 24
+SLOW = 0.5  # seconds of a whole block, and they are shown in any case: long replies would take minutes
 # None of them is a prompt that the drafter was trained on.
 QUESTIONS: list[Prompt] = [
     [{"role": "user", "content": question}]
@@ -38,7 +39,8 @@ def main() -> int:
         )
     code: list[Prompt] = json.loads((DEMO / "held_out.json").read_text(encoding="utf-8"))
     prompts = code if default_pair() is EMBEDDED else QUESTIONS
-    params = SamplingParams(max_tokens=TOKENS if session.costs.can_pay else FEW)
+    is_slow = session.costs.seconds(session.largest_block, 0) > SLOW
+    params = SamplingParams(max_tokens=FEW if is_slow else TOKENS)
     show(session, prompts[0], params)
     return 0 if compare(session, prompts, params) else 1
 

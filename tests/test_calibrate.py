@@ -32,22 +32,26 @@ def swept(sweep: _Sweep, seconds: dict[int, float]) -> list[int]:
 def test_all_sizes_are_timed_in_turns() -> None:
     sweep = _Sweep(3)
     sizes = swept(sweep, {1: 0.01, 2: 0.02, 3: 0.03})
-    assert sizes[:10] == [3, 2, 1, 1, 1, 3, 2, 1, 1, 1]
-    assert {rows: len(times) for rows, times in sweep.seconds.items()} == {1: ROUNDS, 2: ROUNDS, 3: ROUNDS}
+    assert sizes[:12] == [3, 2, 1, 1, 1, 1] * 2
+    assert {rows: len(times) for rows, times in sweep.seconds.items()} == {
+        1: 2 * ROUNDS,
+        2: ROUNDS,
+        3: ROUNDS,
+    }
 
 
 def test_slow_sizes_are_timed_less_often() -> None:
     sweep = _Sweep(3)
     swept(sweep, {1: 0.2, 2: 0.5, 3: 0.9})
-    assert {len(times) for times in sweep.seconds.values()} == {2}
+    assert {rows: len(times) for rows, times in sweep.seconds.items()} == {1: 4, 2: 2, 3: 2}
 
 
 def test_of_plain_steps_the_one_among_others_counts_and_a_cycle_of_unknown_length_does_not() -> None:
     sweep = _Sweep(2)
-    for seconds in (0.0, 3.0, 1.0, 4.0, 2.0, 3.1, 1.1, 4.1, 2.1):
+    for seconds in (0.0, 3.0, 1.0, 1.5, 4.0, 2.0, 3.1, 1.1, 1.6, 4.1, 2.1):
         sweep.rows(2, 8)
         sweep.observe(2 if seconds in (0.0, 2.0, 2.1) else 1, 0, seconds, 8)
-    assert sweep.seconds == {1: [1.0, 1.1], 2: [2.0, 2.1]}
+    assert sweep.seconds == {1: [1.0, 1.5, 1.1, 1.6], 2: [2.0, 2.1]}
 
 
 class Loads:
