@@ -91,7 +91,7 @@ class Server:
             with self._client.stream("POST", f"{self.base_url}/chat/completions", json=body) as response:
                 if response.is_error:
                     raise self._refused(response.status_code, response.read().decode(errors="replace"))
-                for line in response.iter_lines():
+                for line in _lines(response):
                     data = line.removeprefix("data:").strip()
                     if not line.startswith("data:") or data == "[DONE]":
                         continue
@@ -121,3 +121,13 @@ class Server:
         except (ValueError, LookupError, TypeError):
             message = body
         return DFlashError(f"{self.base_url} refused the request ({status}): {message[:300]}")
+
+
+def _lines(response: httpx.Response) -> Iterator[str]:
+    """The lines of a stream. For httpx one also ends at U+2028 and the like, which may stand in JSON."""
+    rest = b""
+    for part in response.iter_bytes():
+        *lines, rest = (rest + part).split(b"\n")
+        for line in lines:
+            yield line.decode("utf-8", "replace")
+    yield rest.decode("utf-8", "replace")

@@ -23,7 +23,8 @@ def serving(*chunks: Any) -> Iterator[Server]:
             self.send_response(200)
             self.end_headers()
             for chunk in chunks:
-                self.wfile.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+                data = json.dumps(chunk, ensure_ascii=False).encode()
+                self.wfile.write(b"data: " + data + b"\n\n")
 
         def log_message(self, *_: object) -> None:
             """Nothing."""
@@ -55,6 +56,10 @@ def test_null_is_as_good_as_nothing() -> None:
     )
     assert (answer.text, answer.tokens, answer.tau, answer.cycles) == ("ab", 3, 2.5, 4)
     assert answer.tokens_per_second >= 0
+
+
+def test_what_ends_a_line_elsewhere_ends_none_here() -> None:
+    assert ask(text("one\u2028two\u2029three\x85four")).text == "one\u2028two\u2029three\x85four"
 
 
 @pytest.mark.parametrize("chunk", [None, 3, [1], "text"])
