@@ -99,7 +99,6 @@ class ChatApp(App[None]):
         self._temporary = temporary
         self._folder = chat.folder or str(Path.cwd())
         self._said: tuple[float, Content] | None = None
-        self._trouble = ""  # of the chat's file, as it was said last
         self._editing: int | None = None  # the turn that ⏎ will ask again
         self._interrupted = -TWICE
         self._frames = 0
@@ -145,10 +144,8 @@ class ChatApp(App[None]):
         self.talk.pump()
         if self.talk.returned is not None:
             self.take_back_prompt()
-        if (trouble := self.talk.chat.trouble) != self._trouble:
-            self._trouble = trouble
-            if trouble:
-                self.say(trouble, bad=True)
+        if trouble := self.talk.new_trouble():
+            self.say(trouble, bad=True)
         if not self.talk.state.live:
             self.draw()
         elif self._affordable():

@@ -50,6 +50,7 @@ class Conversation:
         self.clock = clock
         self.state = ChatState(engine=Engine(base_url=f"{url}/v1"), own_engine=process is not None)
         self.returned: str | None = None  # a prompt that got no answer and belongs back in the input
+        self._unsaved = ""  # the trouble of the chat's file, when it was asked for last
         self._load(saved)
         self._inbox: deque[tuple[Turn, Event]] = deque()
         self._task: asyncio.Task[None] | None = None
@@ -101,6 +102,11 @@ class Conversation:
         self.chat = chat
         self.returned = None
         self._load(saved)
+
+    def new_trouble(self) -> str:
+        """Why the chat cannot be saved, once when that begins; else nothing."""
+        before, self._unsaved = self._unsaved, self.chat.trouble
+        return self._unsaved if self._unsaved != before else ""
 
     @property
     def engine_ended(self) -> bool:

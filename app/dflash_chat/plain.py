@@ -39,7 +39,6 @@ class _Plain:
         self.talk = talk
         self.asks = sys.stdin.isatty()
         self._lines: asyncio.Queue[str | None] = asyncio.Queue()
-        self._trouble = ""  # of the chat's file, as it was said last
 
     async def run(self) -> int:
         self.talk.start()
@@ -59,7 +58,8 @@ class _Plain:
                         self.talk.send(line)
                 if ask:
                     code = await self._turn()
-                self._say_trouble()
+                if trouble := self.talk.new_trouble():
+                    _print(sys.stderr, f"error: {trouble}")
         finally:
             await self.talk.close()
         if self.talk.chat.farewell:
@@ -88,13 +88,6 @@ class _Plain:
                     put(line.rstrip("\n"))
         finally:
             put(None)
-
-    def _say_trouble(self) -> None:
-        """That the chat cannot be saved, when that begins."""
-        if self.talk.chat.trouble != self._trouble:
-            self._trouble = self.talk.chat.trouble
-            if self._trouble:
-                _print(sys.stderr, f"error: {self._trouble}")
 
     def _interrupt(self) -> None:
         if self.talk.state.live:
