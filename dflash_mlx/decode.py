@@ -276,9 +276,7 @@ class _Reply:
             choice = self.sampler.choose(logits, draft.tokens, drafted.noise)
             choices, logprobs, drafts, waited = Decision(choice, draft, check=not self.draft_checked).timed()
             self.draft_checked = True
-            accepted = _accept(choices, drafts)
-            if choice.usable is not None:
-                accepted = min(accepted, choice.usable - 1)
+            accepted = min(_accept(choices, drafts), choice.usable - 1)
             kept, ended = self.take(choices[: accepted + 1])
         except BaseException:
             self.target.commit(0, rows)

@@ -24,15 +24,15 @@ class Choice:
     """Lazy: chosen ids `[L]`, whether all raw logits are finite, and the log probabilities asked for.
 
     Attributes:
-        usable: rows, from the first, whose choice is the target's; the others hang on drafts that a token
-            mask says nothing about, though they may be right. None: all.
+        usable: rows, from the first, whose choice is the target's; others hang on drafts that a token mask
+            says nothing about, though they may be right.
         logprobs: of the chosen ids, `[L]`, from the raw logits; None if not asked for.
         top_ids, top_logprobs: of the most probable ids, `[L, n]`, best first.
     """
 
     tokens: mx.array
     finite: mx.array
-    usable: int | None = None
+    usable: int
     logprobs: mx.array | None = None
     top_ids: mx.array | None = None
     top_logprobs: mx.array | None = None
@@ -168,15 +168,15 @@ class Sampler:
             logits = logits - penalty_row.astype(logits.dtype)
         return logits
 
-    def _masks(self, logits: mx.array, drafts: mx.array | None) -> tuple[mx.array | None, int | None]:
-        """The token mask of every row `[L, V]`, and how many rows it speaks of; None where there is none.
+    def _masks(self, logits: mx.array, drafts: mx.array | None) -> tuple[mx.array | None, int]:
+        """The token mask of every row `[L, V]`, None without one, and how many rows are usable.
 
         It needs the drafts: the pass is started, then waited for. Of a draft that it does not allow it is not
         asked further, nor is it blamed for what it says after drafts, which the reply may never come to.
         """
         token_mask = self.params.token_mask
         if token_mask is None:
-            return None, None
+            return None, logits.shape[0]
         mx.async_eval(logits)
         ids: list[int] = [] if drafts is None else drafts.tolist()  # type: ignore[assignment]  # one axis
         masks = np.ones(logits.shape, dtype=bool)
@@ -193,7 +193,7 @@ class Sampler:
             if not masks[row].any():
                 masks[row] = True  # a choice among nothing would not be finite
                 return mx.array(masks), row
-        return mx.array(masks), None
+        return mx.array(masks), logits.shape[0]
 
     # --- filters and reports ----------------------------------------------------------------------
 
