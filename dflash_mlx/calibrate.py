@@ -65,16 +65,14 @@ def costs(
         "numbers": numbers,
         "measured": f"depths {depths}, {ROUNDS} rounds, {LOADS} loads, method {METHOD}",
     }
-    known = memo.recall(KIND, key)
-    loads = 0 if known is None else known["loads"]
-    earlier = None if known is None else Costs.from_json(known["costs"])
-    if earlier is not None and loads >= LOADS:
-        return earlier
+    known = memo.recall(KIND, key) or {"loads": 0}
+    if known["loads"] >= LOADS:
+        return Costs.from_json(known["costs"])
     with memory_errors():
         found = measure_costs(target, drafter, depths, walker)
-    if earlier is not None:
-        found = found.quickest(earlier)
-    memo.remember(KIND, key, {"loads": loads + 1, "costs": found.to_json()})
+    if known["loads"]:
+        found = found.quickest(Costs.from_json(known["costs"]))
+    memo.remember(KIND, key, {"loads": known["loads"] + 1, "costs": found.to_json()})
     return found
 
 
@@ -143,7 +141,8 @@ class _Sweep:
     def observe(self, rows: int, accepted: int, seconds: float, keys: int) -> None:
         # The loop asks before it tells, or after, but cycles come in the order in which they were asked for.
         place = self._observed % len(self._round)
-        if seconds > 0 and (rows > 1 or len(self._round) - 4 < place < len(self._round) - 1):
+        before, after = self._round[place - 1], self._round[(place + 1) % len(self._round)]
+        if seconds > 0 and (rows > 1 or before == after == 1):
             self.seconds[rows].append(seconds)
         self._observed += 1
         self._total += seconds
