@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from functools import cached_property
 
+from dflash_mlx.costs import Costs
 from dflash_mlx.drafter import DrafterModel
 from dflash_mlx.errors import UsageError
-from dflash_mlx.schedule import PLAIN, Adaptive, Costs, Fixed, Policy
+from dflash_mlx.schedule import PLAIN, Adaptive, Fixed, Policy
 
 
 class BlockSizes:

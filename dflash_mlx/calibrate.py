@@ -15,13 +15,13 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache
 
 from dflash_mlx import memo
+from dflash_mlx.costs import Costs
 from dflash_mlx.decode import decode
 from dflash_mlx.drafter import Drafter, DrafterModel
 from dflash_mlx.errors import memory_errors
 from dflash_mlx.kernels import Walker
 from dflash_mlx.params import SamplingParams
 from dflash_mlx.sampling import Sampler
-from dflash_mlx.schedule import Costs
 from dflash_mlx.target import Target
 from dflash_mlx.target.caches import Cache, leaves
 

@@ -3,13 +3,10 @@
 Pure arithmetic on numbers that the loop hands in. Whatever it answers, the text stays the same.
 """
 
-import math
-from bisect import bisect
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
-HOPE = 1.05
-"""Tokens for each plain step of its price that a block must give, at best, to be tried at all."""
+from dflash_mlx.costs import HOPE, Costs, LiveCosts
 
 
 class Policy(Protocol):
@@ -40,62 +37,6 @@ class Fixed:
 
 
 PLAIN = Fixed(1)
-
-
-@dataclass(frozen=True)
-class Costs:
-    """What a pair costs on a machine, in seconds.
-
-    Attributes:
-        depths: context lengths it was measured at, ascending.
-        cycles: for each depth, a whole cycle of 1, 2, ... rows, drafting and Python's share included.
-        draft: the draft pass of the largest block alone.
-    """
-
-    depths: tuple[int, ...]
-    cycles: tuple[tuple[float, ...], ...]
-    draft: float
-
-    @property
-    def largest(self) -> int:
-        """Rows of the largest block that was measured."""
-        return len(self.cycles[0])
-
-    def seconds(self, rows: int, keys: int) -> float:
-        """A cycle of so many rows after so many keys: linear between depths and beyond the last."""
-        if len(self.depths) == 1:
-            return self.cycles[0][rows - 1]
-        right = min(max(bisect(self.depths, keys), 1), len(self.depths) - 1)
-        (a, b), (at_a, at_b) = (
-            self.depths[right - 1 : right + 1],
-            (c[rows - 1] for c in self.cycles[right - 1 : right + 1]),
-        )
-        # Noise must not let a cycle become cheaper, in the end negative, with more context.
-        return at_a + max(0.0, at_b - at_a) * max(0, keys - a) / (b - a)
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON object that `from_json` turns back into equal costs."""
-        return asdict(self)
-
-    @property
-    def can_pay(self) -> bool:
-        """Whether a block would be worth its price, at some depth, if all of its drafts were right."""
-        return any(
-            rows * cycles[0] > HOPE * cycles[rows - 1]
-            for cycles in self.cycles
-            for rows in range(2, self.largest + 1)
-        )
-
-    def quickest(self, other: "Costs") -> "Costs":
-        """Of two measurements of one pair, at the same depths, the smaller costs."""
-        pairs = zip(self.cycles, other.cycles, strict=True)
-        cycles = tuple(tuple(map(min, mine, theirs)) for mine, theirs in pairs)
-        return Costs(self.depths, cycles, min(self.draft, other.draft))
-
-    @staticmethod
-    def from_json(obj: dict[str, Any]) -> "Costs":
-        """The costs that `to_json` described."""
-        return Costs(tuple(obj["depths"]), tuple(map(tuple, obj["cycles"])), obj["draft"])
 
 
 class Acceptance:
@@ -133,55 +74,6 @@ class Acceptance:
             reached *= rate
             expected.append(expected[-1] + reached)
         return expected
-
-
-class LiveCosts:
-    """Measured costs, corrected by every later cycle: as a whole (heat, load) and for each block size.
-
-    What was measured while the machine was busy may look so dear that it is never tried again. So when cycles
-    of a block prove far quicker than believed, that is believed at once, and of blocks of all sizes.
-    """
-
-    SPEED = 0.05
-    """Share of an error that each of the two corrections takes."""
-    CLIP = 0.25
-    """Logarithm of the largest error that is believed at once: a hiccup is no news."""
-    PROOF = 2
-    """Cycles of a size, one after the other, that must all be quicker by more than that to be believed."""
-
-    def __init__(self, measured: Costs) -> None:
-        self._measured = measured
-        self._overall = 0.0
-        self._by_rows = [0.0] * measured.largest
-        self._quicker: list[list[float]] = [[] for _ in self._by_rows]
-
-    def seconds(self, rows: int, keys: int) -> float:
-        """A cycle of so many rows after so many keys."""
-        return self._measured.seconds(rows, keys) * math.exp(self._overall + self._by_rows[rows - 1])
-
-    def observe(self, rows: int, seconds: float, keys: int) -> None:
-        """A cycle took this long, if that is known."""
-        if seconds > 0:
-            error = math.log(seconds / self.seconds(rows, keys))
-            error -= self._prove(rows, error)
-            step = self.SPEED * min(self.CLIP, max(-self.CLIP, error))
-            self._overall += step
-            self._by_rows[rows - 1] += step
-
-    def _prove(self, rows: int, error: float) -> float:
-        """What of an error is now proven, and corrected."""
-        quicker = self._quicker[rows - 1]
-        if error >= -self.CLIP:
-            quicker.clear()
-            return 0.0
-        quicker.append(error)
-        if len(quicker) < self.PROOF:
-            return 0.0
-        proven = max(quicker)
-        quicker.clear()
-        for size in [1] if rows == 1 else range(2, self._measured.largest + 1):
-            self._by_rows[size - 1] += proven
-        return proven
 
 
 class Adaptive:

@@ -9,6 +9,7 @@ from typing import Any
 from dflash_mlx import calibrate
 from dflash_mlx.block_sizes import BlockSizes
 from dflash_mlx.chat_template import levels
+from dflash_mlx.costs import Costs
 from dflash_mlx.decode import CLEAR_EVERY, decode
 from dflash_mlx.drafter import Drafter, DrafterModel
 from dflash_mlx.errors import (
@@ -24,7 +25,7 @@ from dflash_mlx.prefix_cache import Context, PrefixCache
 from dflash_mlx.prompt import Prompt, encode
 from dflash_mlx.result import Result, collect
 from dflash_mlx.sampling import Sampler, check_bias
-from dflash_mlx.schedule import PLAIN, Costs, Policy
+from dflash_mlx.schedule import PLAIN, Policy
 from dflash_mlx.target import Target
 from dflash_mlx.target.exactness import EXACT, FAST, measure_exactness
 from dflash_mlx.target.load import Tokenizer

@@ -12,8 +12,8 @@ from train_tiny import DRAFTER, make_target
 from dflash_mlx import calibrate
 from dflash_mlx.calibrate import DEPTHS, LOADS, ROUNDS, _Sweep, deep_drafter, depths_within
 from dflash_mlx.config import FULL, SLIDING
+from dflash_mlx.costs import Costs
 from dflash_mlx.drafter import DrafterModel
-from dflash_mlx.schedule import Costs
 
 
 def swept(sweep: _Sweep, seconds: dict[int, float]) -> list[int]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import pytest
 from costs import curves
 
-from dflash_mlx.schedule import Acceptance, Adaptive, Costs, Fixed, LiveCosts, Policy
+from dflash_mlx.costs import Costs, LiveCosts
+from dflash_mlx.schedule import Acceptance, Adaptive, Fixed, Policy
 
 CURVES = curves()
 STEADY = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)

@@ -29,10 +29,10 @@ from dflash_mlx import (
     calibrate,
     load,
 )
+from dflash_mlx.costs import Costs
 from dflash_mlx.decode import Take
 from dflash_mlx.drafter import DrafterModel
 from dflash_mlx.pairs import EMBEDDED, Pair, Shape
-from dflash_mlx.schedule import Costs
 from dflash_mlx.target.attach import Mixin, attach
 
 PARAMS = SamplingParams(max_tokens=48)

@@ -5,10 +5,10 @@ import json
 import sys
 
 from dflash_mlx.calibrate import depths_within, measure_costs
+from dflash_mlx.costs import Costs
 from dflash_mlx.errors import DFlashError, UsageError
 from dflash_mlx.loading import load
 from dflash_mlx.options import add_pair_options, pair_settings
-from dflash_mlx.schedule import Costs
 
 
 def parser() -> argparse.ArgumentParser:
