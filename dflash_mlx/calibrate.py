@@ -22,6 +22,7 @@ from dflash_mlx.errors import memory_errors
 from dflash_mlx.kernels import Walker
 from dflash_mlx.params import SamplingParams
 from dflash_mlx.sampling import Sampler
+from dflash_mlx.schedule import Plan
 from dflash_mlx.target import Target
 from dflash_mlx.target.caches import Cache, leaves
 
@@ -134,16 +135,16 @@ class _Sweep:
         timed = min(map(len, self.seconds.values()))
         return timed > 1 and (rounds >= ROUNDS or (rounds > 1 and self._total > ENOUGH))
 
-    def rows(self, limit: int, keys: int) -> int:
+    def plan(self, limit: int, keys: int, match: int = 0) -> Plan:
         self._asked += 1
-        return self._round[(self._asked - 1) % len(self._round)]
+        return Plan(self._round[(self._asked - 1) % len(self._round)])
 
-    def observe(self, rows: int, accepted: int, seconds: float, keys: int) -> None:
+    def observe(self, plan: Plan, accepted: int, seconds: float, keys: int) -> None:
         # The loop asks before it tells, or after, but cycles come in the order in which they were asked for.
         place = self._observed % len(self._round)
         before, after = self._round[place - 1], self._round[(place + 1) % len(self._round)]
-        if seconds > 0 and (rows > 1 or before == after == 1):
-            self.seconds[rows].append(seconds)
+        if seconds > 0 and (plan.rows > 1 or before == after == 1):
+            self.seconds[plan.rows].append(seconds)
         self._observed += 1
         self._total += seconds
 

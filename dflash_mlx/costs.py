@@ -69,7 +69,7 @@ class Costs:
 
 
 class LiveCosts:
-    """Measured costs, corrected by every later cycle: as a whole (heat, load) and for each block size.
+    """Measured costs, corrected by every later cycle: as a whole (heat, load) and for each kind of block.
 
     What was measured while the machine was busy may look so dear that it is never tried again. So when cycles
     of a block prove far quicker than believed, that is believed at once, and of blocks of all sizes.
@@ -80,30 +80,34 @@ class LiveCosts:
     CLIP = 0.25
     """Logarithm of the largest error that is believed at once: a hiccup is no news."""
     PROOF = 2
-    """Cycles of a size, one after the other, that must all be quicker by more than that to be believed."""
+    """Cycles of a kind, one after the other, that must all be quicker by more than that to be believed."""
 
     def __init__(self, measured: Costs) -> None:
         self._measured = measured
         self._overall = 0.0
-        self._by_rows = [0.0] * measured.largest
-        self._quicker: list[list[float]] = [[] for _ in self._by_rows]
+        sizes = range(1, measured.largest + 1)
+        self._errors = {(rows, copied): 0.0 for rows in sizes for copied in (False, True)}
+        self._quicker: dict[tuple[int, bool], list[float]] = {kind: [] for kind in self._errors}
 
-    def seconds(self, rows: int, keys: int) -> float:
-        """A cycle of so many rows after so many keys."""
-        return self._measured.seconds(rows, keys) * math.exp(self._overall + self._by_rows[rows - 1])
+    def seconds(self, rows: int, keys: int, copied: bool = False) -> float:
+        """A cycle of so many rows after so many keys; copied drafts take no draft pass."""
+        measured = self._measured.seconds(rows, keys)
+        if copied:
+            measured = max(measured - self._measured.draft, self._measured.seconds(1, keys))
+        return measured * math.exp(self._overall + self._errors[rows, copied])
 
-    def observe(self, rows: int, seconds: float, keys: int) -> None:
+    def observe(self, rows: int, seconds: float, keys: int, copied: bool = False) -> None:
         """A cycle took this long, if that is known."""
         if seconds > 0:
-            error = math.log(seconds / self.seconds(rows, keys))
-            error -= self._prove(rows, error)
+            error = math.log(seconds / self.seconds(rows, keys, copied))
+            error -= self._prove((rows, copied), error)
             step = self.SPEED * min(self.CLIP, max(-self.CLIP, error))
             self._overall += step
-            self._by_rows[rows - 1] += step
+            self._errors[rows, copied] += step
 
-    def _prove(self, rows: int, error: float) -> float:
+    def _prove(self, kind: tuple[int, bool], error: float) -> float:
         """What of an error is now proven, and corrected."""
-        quicker = self._quicker[rows - 1]
+        quicker = self._quicker[kind]
         if error >= -self.CLIP:
             quicker.clear()
             return 0.0
@@ -112,6 +116,8 @@ class LiveCosts:
             return 0.0
         proven = max(quicker)
         quicker.clear()
-        for size in [1] if rows == 1 else range(2, self._measured.largest + 1):
-            self._by_rows[size - 1] += proven
+        plain = kind[0] == 1
+        for other in self._errors:
+            if (other[0] == 1) == plain:
+                self._errors[other] += proven
         return proven

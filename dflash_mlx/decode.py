@@ -13,8 +13,9 @@ import mlx.core as mx
 from dflash_mlx.decision import Decision
 from dflash_mlx.drafter import Draft, Embed, Head
 from dflash_mlx.events import Block, Event, Finished, FinishReason, Prefilled, Prefilling
+from dflash_mlx.lookup import Lookup
 from dflash_mlx.sampling import Sampler
-from dflash_mlx.schedule import PLAIN, Policy
+from dflash_mlx.schedule import PLAIN, Plan, Policy
 from dflash_mlx.target.caches import Cache, Checkpoint, arrays
 from dflash_mlx.target.target import Target
 from dflash_mlx.target.window import LARGEST_BLOCK
@@ -80,6 +81,7 @@ def decode(
     *,
     drafter: Proposer | None = None,
     policy: Policy = PLAIN,
+    look_up: bool = False,
     max_tokens: int | None = None,
     take: Take = everything,
     prefill_step: int = 2048,
@@ -100,6 +102,7 @@ def decode(
         prompt: token ids, at least one.
         sampler: a fresh one for this prompt.
         policy: how many rows each verify pass has, the anchor included; without a drafter it is not asked.
+        look_up: whether the policy may have drafts copied from the context too.
         max_tokens: tokens of the reply at most; None: until `take` ends it.
         take: asked once for all newly chosen tokens, before they are committed.
         prefill_step: prompt rows per forward pass.
@@ -124,6 +127,8 @@ def decode(
 
     reason: FinishReason = "stop" if ended else "length"
     if not ended and max_tokens != 1:
+        if look_up and drafter:  # now, for the first token need not wait for it
+            reply.lookup = Lookup([*prompt, *prefilled.tokens])
         reason = yield from reply.blocks(cancelled)
     yield Finished(finish_reason=reason)
 
@@ -147,9 +152,9 @@ class _Pass:
 
 @dataclass(frozen=True)
 class _Drafted:
-    """A draft that is under way, for a block of so many rows, and the noise of the block's positions."""
+    """A draft that is under way or was copied, and the noise of the block's positions."""
 
-    rows: int
+    plan: Plan
     draft: Draft
     noise: mx.array | None
 
@@ -161,6 +166,7 @@ class _Reply:
     Attributes:
         rows: in the caches, the committed ones.
         count: tokens of the reply; `anchor` is the last of them.
+        lookup: the prompt and the reply so far, if drafts may be copied from them.
         waiting: taps of committed rows that the drafter has not taken in yet.
         ahead: what was started for the next cycle, so that the device works while Python does.
         clock: when the last cycle's result was known; time that the caller takes does not count.
@@ -177,6 +183,7 @@ class _Reply:
     rows: int = 0
     count: int = 0
     anchor: int = 0
+    lookup: Lookup | None = None
     waiting: list[mx.array] = field(default_factory=list)
     ahead: _Pass | _Drafted | None = None
     draft_checked: bool = False
@@ -226,7 +233,7 @@ class _Reply:
         """Cycles after the first token until the reply ends; returns why."""
         try:
             self.clock = time.perf_counter()
-            self._start(self._next_rows(0))
+            self._start(self._next(0))
             while self.count != self.max_tokens:
                 if cancelled():
                     return "cancelled"
@@ -256,26 +263,27 @@ class _Reply:
         current = self.ahead
         assert isinstance(current, _Pass)
         decision = Decision(self.sampler.choose(current.logits, None, self.sampler.noise(1)))
-        rows = self._next_rows(1)
-        following = self._launch(decision.choice.tokens) if rows == 1 else None
+        plan = self._next(1)
+        following = self._launch(decision.choice.tokens) if plan.rows == 1 else None
         tokens, logprobs, _, waited = decision.timed()
         _, ended = self.take(tokens)
-        seconds = self._commit(tokens, current.taps, 1, 0)
+        seconds = self._commit(tokens, current.taps, Plan(1), 0)
         self.ahead = following
-        if rows > 1 and not ended:
-            self._start(rows)
+        if plan.rows > 1 and not ended:
+            self._start(self._still(plan))
         return Block(tuple(tokens), logprobs=logprobs, seconds=seconds, wait_seconds=waited), ended
 
     def _speculate(self, drafted: _Drafted) -> tuple[Block, bool]:
         """Verify, accept and commit a block; also whether the reply ends with it."""
-        draft, rows = drafted.draft, drafted.rows
+        draft, rows = drafted.draft, drafted.plan.rows
+        copied = drafted.plan.match > 0
         block = mx.array([self.anchor])
         block = mx.concatenate([block, draft.tokens.astype(block.dtype)])
         try:
             logits, taps = self.target.verify(block, self.caches)
             choice = self.sampler.choose(logits, draft.tokens, drafted.noise)
             choices, logprobs, drafts, waited = Decision(choice, draft, check=not self.draft_checked).timed()
-            self.draft_checked = True
+            self.draft_checked |= not copied
             accepted = min(_accept(choices, drafts), choice.usable - 1)
             kept, ended = self.take(choices[: accepted + 1])
         except BaseException:
@@ -283,35 +291,50 @@ class _Reply:
             raise
         self.ahead = None
         try:
-            seconds = self._commit(choices[:kept], None if taps is None else taps[:, :kept], rows, accepted)
-            following = 0 if ended else self._next_rows(0)
-            if following > 1:  # The device drafts while Python builds the rollback.
+            taps = None if taps is None else taps[:, :kept]
+            seconds = self._commit(choices[:kept], taps, drafted.plan, accepted)
+            following = Plan(0) if ended else self._next(0)
+            if following.rows > 1:  # The device drafts while Python builds the rollback.
                 self._start(following)
         finally:
             self.target.commit(kept, rows)
-        if following == 1:
-            self._start(1)
+        if following.rows == 1:
+            self._start(following)
         event = Block(
             tuple(choices[:kept]),
             logprobs=logprobs[:kept],
             drafted=len(drafts),
             accepted=min(accepted, kept),
             rejected=tuple(drafts[min(accepted, kept) :]),
+            copied=copied,
             seconds=seconds,
             wait_seconds=waited,
         )
         return event, ended
 
-    def _next_rows(self, known_ahead: int) -> int:
-        """Rows of the next cycle once so many more tokens are there; 0 if the reply is then complete."""
+    def _next(self, known_ahead: int) -> Plan:
+        """The next cycle once so many more tokens are there; no rows if the reply is then complete."""
         limit = LARGEST_BLOCK
         if self.max_tokens is not None:
             limit = min(limit, self.max_tokens - self.count - known_ahead)
-        return max(1, min(limit, self.policy.rows(limit, self.rows + known_ahead))) if limit > 0 else 0
+        if limit <= 0:
+            return Plan(0)
+        match = self.lookup.match if self.lookup else 0
+        plan = self.policy.plan(limit, self.rows + known_ahead, match)
+        rows = max(1, min(limit, plan.rows))
+        return Plan(rows, plan.match if rows > 1 else 0)
 
-    def _start(self, rows: int) -> None:
+    def _still(self, plan: Plan) -> Plan:
+        """A plan from before the last token was known: what was to be copied may have ended with it."""
+        if not plan.match:
+            return plan
+        assert self.lookup is not None
+        match = self.lookup.match
+        return Plan(plan.rows, match) if match else Plan(1)
+
+    def _start(self, plan: Plan) -> None:
         """Start what the next cycle needs: its pass if it is plain, else its draft."""
-        self.ahead = self._launch(mx.array([self.anchor])) if rows == 1 else self._draft(rows)
+        self.ahead = self._launch(mx.array([self.anchor])) if plan.rows == 1 else self._draft(plan)
 
     def _launch(self, token: mx.array) -> _Pass:
         """Start a pass over one token `[1]`, which need not be known yet."""
@@ -324,12 +347,16 @@ class _Reply:
         mx.async_eval(logits)
         return _Pass(checkpoint, logits, taps)
 
-    def _draft(self, rows: int) -> _Drafted:
+    def _draft(self, plan: Plan) -> _Drafted:
+        noise = self.sampler.noise(plan.rows)
+        if plan.match:
+            assert self.lookup is not None
+            draft = Draft(mx.array(self.lookup.draft(plan.rows - 1)), mx.array(True))
+            return _Drafted(plan, draft, noise)
         assert self.drafter is not None
-        noise = self.sampler.noise(rows)
         draft = self.drafter.propose(
             self.anchor,
-            rows,
+            plan.rows,
             self.target.embed,
             self.target.draft_head,
             self.sampler.temperature,
@@ -337,14 +364,16 @@ class _Reply:
             self._waiting_taps(),
         )
         mx.async_eval(draft.tokens, *self.drafter.arrays)
-        return _Drafted(rows, draft, noise)
+        return _Drafted(plan, draft, noise)
 
-    def _commit(self, tokens: list[int], taps: mx.array | None, rows: int, accepted: int) -> float:
-        """Note what a cycle of `rows` rows added to the reply; returns the seconds since the one before."""
+    def _commit(self, tokens: list[int], taps: mx.array | None, plan: Plan, accepted: int) -> float:
+        """Note what a cycle added to the reply; returns the seconds since the one before."""
         now = time.perf_counter()
         seconds, self.clock = now - self.clock, now
-        self.policy.observe(rows, accepted, seconds if self.undisturbed else 0.0, self.rows)
+        self.policy.observe(plan, accepted, seconds if self.undisturbed else 0.0, self.rows)
         self.sampler.commit(tokens)
+        if self.lookup:
+            self.lookup.extend(tokens)
         self.rows, self.count, self.anchor = self.rows + len(tokens), self.count + len(tokens), tokens[-1]
         self._take(taps, every=FEED_EVERY)
         return seconds

@@ -95,6 +95,7 @@ class Block(Event):
         drafted: draft tokens that the target verified (0 in a plain cycle).
         accepted: how many of them the target itself would have chosen, in a row from the first.
         rejected: the other drafts, which are no part of the reply.
+        copied: whether the drafts are not the drafter's, but what followed the same tokens earlier.
         seconds: the whole cycle, from drafting to commit.
         wait_seconds: the part of it that was spent waiting for the device.
     """
@@ -102,6 +103,7 @@ class Block(Event):
     drafted: int = 0
     accepted: int = 0
     rejected: tuple[int, ...] = ()
+    copied: bool = False
     seconds: float = 0.0
     wait_seconds: float = 0.0
 

@@ -204,8 +204,9 @@ def _interruptible(session: Session) -> Iterator[None]:
 def _cycles(result: Result) -> Iterator[str]:
     """A line for every verify cycle."""
     for number, cycle in enumerate(result.cycles, 1):
-        counts = f"drafted {cycle.drafted}, accepted {cycle.accepted}, committed {cycle.committed}"
-        yield f"cycle {number}: {counts}, {1e3 * cycle.seconds:.1f} ms"
+        drafts = f"{'copied' if cycle.copied else 'drafted'} {cycle.drafted}"
+        counts = f"accepted {cycle.accepted}, committed {cycle.committed}"
+        yield f"cycle {number}: {drafts}, {counts}, {1e3 * cycle.seconds:.1f} ms"
 
 
 def statistics(result: Result, exactness: str) -> str:
@@ -224,6 +225,8 @@ def statistics(result: Result, exactness: str) -> str:
             f"  {size} {'█' * round(30 * counts[size] / widest):30} {counts[size]}"
             for size in range(1, max(counts) + 1)
         ]
+        if copied := sum(cycle.copied for cycle in result.cycles):
+            lines.append(f"{copied} of {counts.total()} drafts were copied from the context")
     return "\n".join(lines)
 
 
@@ -241,7 +244,13 @@ def to_json(result: Result, exactness: str, notes: Sequence[str]) -> dict[str, A
         "prompt_tokens": result.prompt_tokens,
         "tau": result.tau,
         "cycles": [
-            {"drafted": c.drafted, "accepted": c.accepted, "committed": c.committed} for c in result.cycles
+            {
+                "drafted": c.drafted,
+                "accepted": c.accepted,
+                "committed": c.committed,
+                "copied": c.copied,
+            }
+            for c in result.cycles
         ],
         "timings": {
             "prefill_seconds": result.prefill_seconds,

@@ -1,22 +1,42 @@
-"""How many rows the next verify pass gets: from what a cycle costs here and how drafts fared lately.
+"""What the next cycle is: how many rows its pass gets, and where its drafts come from.
 
-Pure arithmetic on numbers that the loop hands in. Whatever it answers, the text stays the same.
+By what cycles cost here and how drafts fared lately. Pure arithmetic on numbers that the loop hands in;
+whatever it answers, the text stays the same.
 """
 
 from dataclasses import dataclass
 from typing import Protocol
 
 from dflash_mlx.costs import HOPE, Costs, LiveCosts
+from dflash_mlx.lookup import MATCHES
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a cycle is to be.
+
+    Attributes:
+        rows: of its verify pass, the anchor included; 1 decodes plainly.
+        match: 0: the drafter drafts; else the drafts are what followed a match of so many tokens.
+    """
+
+    rows: int
+    match: int = 0
 
 
 class Policy(Protocol):
     """What the loop asks before every cycle, and tells after it."""
 
-    def rows(self, limit: int, keys: int) -> int:
-        """Rows of the next pass, 1 to `limit`; 1 decodes plainly. `keys` is the context's length."""
+    def plan(self, limit: int, keys: int, match: int = 0) -> Plan:
+        """The next cycle, of `limit` rows at most.
 
-    def observe(self, rows: int, accepted: int, seconds: float, keys: int) -> None:
-        """A cycle of `rows` rows took `seconds`, and `accepted` of its `rows - 1` drafts were right.
+        Args:
+            keys: the context's length.
+            match: how many of the context's last tokens stood there before; 0: there is nothing to copy.
+        """
+
+    def observe(self, plan: Plan, accepted: int, seconds: float, keys: int) -> None:
+        """A cycle took `seconds`, and `accepted` of its `plan.rows - 1` drafts were right.
 
         0 seconds: not known, because the device went on while the caller kept the last cycle's tokens.
         """
@@ -24,15 +44,15 @@ class Policy(Protocol):
 
 @dataclass(frozen=True)
 class Fixed:
-    """Always the same block, as far as it is allowed."""
+    """Always the same block of the drafter's, as far as it is allowed."""
 
     size: int
 
-    def rows(self, limit: int, keys: int) -> int:
+    def plan(self, limit: int, keys: int, match: int = 0) -> Plan:
         """The size, or the limit."""
-        return min(self.size, limit)
+        return Plan(min(self.size, limit))
 
-    def observe(self, rows: int, accepted: int, seconds: float, keys: int) -> None:
+    def observe(self, plan: Plan, accepted: int, seconds: float, keys: int) -> None:
         """Nothing to learn."""
 
 
@@ -42,24 +62,26 @@ PLAIN = Fixed(1)
 class Acceptance:
     """How often a draft slot was right given that all before it were; recent cycles count more.
 
-    A slot with little evidence leans on the slot before it, the first one on `FIRST`.
+    A slot with little evidence leans on the slot before it, the first one on `first`.
+
+    Args:
+        first: taken for granted of the first slot.
+        lean: cycles of evidence that what a slot leans on is worth.
+        memory: cycles with such drafts after which evidence has lost most of its weight.
+        idle: the same for cycles without.
     """
 
-    MEMORY = 20
-    """Cycles with a draft after which evidence has lost most of its weight."""
-    IDLE = 64
-    """The same for cycles without one."""
-    FIRST = 0.5
-    LEAN = 3.0
-    """Cycles of evidence that the slot before is worth."""
-
-    def __init__(self, slots: int) -> None:
+    def __init__(
+        self, slots: int, first: float = 0.5, *, lean: float = 3.0, memory: int = 20, idle: int = 64
+    ) -> None:
+        self._first, self._lean = first, lean
+        self._keep, self._keep_idle = 1 - 1 / memory, 1 - 1 / idle
         self._right = [0.0] * slots
         self._tried = [0.0] * slots
 
     def observe(self, drafted: int, accepted: int) -> None:
         """A block with this many drafts, of which the first `accepted` were right."""
-        keep = 1 - 1 / (self.MEMORY if drafted else self.IDLE)
+        keep = self._keep if drafted else self._keep_idle
         self._right = [keep * n for n in self._right]
         self._tried = [keep * n for n in self._tried]
         for slot in range(min(accepted + 1, drafted)):
@@ -68,89 +90,145 @@ class Acceptance:
 
     def tokens(self) -> list[float]:
         """Expected tokens of a cycle of 1, 2, ... rows, the target's own included."""
-        expected, reached, rate = [1.0], 1.0, self.FIRST
+        expected, reached, rate = [1.0], 1.0, self._first
         for right, tried in zip(self._right, self._tried, strict=True):
-            rate = (right + self.LEAN * rate) / (tried + self.LEAN)
+            rate = (right + self._lean * rate) / (tried + self._lean)
             reached *= rate
             expected.append(expected[-1] + reached)
         return expected
 
 
-class Adaptive:
-    """The block with the most expected tokens per second, and a ledger that keeps it honest.
+class Ledger:
+    """What trying saved against not trying, in tokens: nobody may spend what is not there.
 
-    The ledger holds the time saved against plain decoding, in plain steps. A cycle that drafts must be able
-    to pay for the most it can lose, which is all its drafts. Savings are capped, so that old gains do not
-    pay for a text on which drafting stopped to work; income is a small share of every cycle, and pays for
-    drafting now and then while plain decoding is best. So, as far as the costs are right, decoding falls
-    behind plain by no more than `INCOME` and `START` steps, whatever the drafter does.
+    Savings are capped, so that old gains do not pay for a text on which trying stopped to work; income is a
+    small share of everything, and pays for trying now and then.
     """
 
     START = 2.0
     CAP = 10.0
     INCOME = 0.01
+
+    def __init__(self) -> None:
+        self._saved = self.START
+
+    def pays(self, loss: float) -> bool:
+        """Whether so many tokens can be lost."""
+        return loss <= max(self._saved, 0.0)
+
+    def book(self, tokens: float, otherwise: float) -> None:
+        """A cycle gave so many tokens, in a time that would have given so many otherwise."""
+        self._saved = min(self.CAP, self._saved + tokens - otherwise + self.INCOME * otherwise)
+
+
+class Adaptive:
+    """The block with the most expected tokens per second, and ledgers that keep it honest.
+
+    One is kept against plain decoding: a cycle that drafts must be able to pay for the most it can lose,
+    which is all its drafts. So, as far as the costs are right, decoding falls behind plain by no more than
+    the ledger's start and income, whatever the drafts are. The other is kept in the same way for copying,
+    against the drafter.
+    """
+
     PROBE_AFTER = 12
     """Plain cycles before a draft is tried again."""
     CHECK_AFTER = 256
     """Cycles without a plain one after which plain decoding is timed again."""
     KEEP = 1.02
-    """A block size is kept until another is this much better."""
+    """The drafter's block size is kept until another is this much better."""
+    RESERVE = 1.0
+    """Tokens that copying leaves in the ledger, so that the drafter can try too."""
 
     def __init__(self, costs: Costs) -> None:
         self._costs = LiveCosts(costs)
         self._largest = costs.largest
-        self._acceptance = Acceptance(costs.largest - 1)
-        self._saved = self.START
+        slots = costs.largest - 1
+        # By the match; 0 are the drafter's drafts.
+        self._acceptance = {0: Acceptance(slots)}
+        for match, first in MATCHES.items():  # They are rarer, so that evidence must last longer.
+            self._acceptance[match] = Acceptance(slots, first, lean=6, memory=40, idle=256)
+        self._against_plain, self._against_drafter = Ledger(), Ledger()
         self._size = 1
-        self._next = 1
+        self._rate = 1.0
+        self._last = self._next = Plan(1)
         self._since_draft = 0
         self._since_plain = 0
 
-    def rows(self, limit: int, keys: int) -> int:
-        """The best block that the ledger can pay for; now and then another, to learn."""
-        self._next = self._choose(limit, keys)
+    def plan(self, limit: int, keys: int, match: int = 0) -> Plan:
+        """The best block that the ledgers can pay for; now and then another, to learn."""
+        self._next = self._choose(min(limit, self._largest), keys, match)
         return self._next
 
-    def _choose(self, limit: int, keys: int) -> int:
-        limit = min(limit, self._largest)
-        plain = self._costs.seconds(1, keys)
-        prices = [self._costs.seconds(rows, keys) / plain for rows in range(1, limit + 1)]
-        payable = [rows for rows in range(1, limit + 1) if prices[rows - 1] - 1 <= self._saved or rows == 1]
+    def _choose(self, limit: int, keys: int, match: int) -> Plan:
         if self._since_plain >= self.CHECK_AFTER:
-            return 1
-        tokens = self._acceptance.tokens()
-        rates = {rows: tokens[rows - 1] / prices[rows - 1] for rows in payable}
-        best = max(rates, key=lambda rows: rates[rows])
-        if self._size in rates and rates[self._size] * self.KEEP >= rates[best]:
+            return Plan(1)
+        drafted = self._rates(self._prices(limit, keys, 0), 0)
+        best = max(drafted, key=drafted.__getitem__)
+        if drafted.get(self._size, 0.0) * self.KEEP >= drafted[best]:
             best = self._size
+        self._rate = drafted[best]
+        if match and (rows := self._found(limit, keys, match)):
+            return Plan(rows, match)
         if best == 1 and self._since_draft >= self.PROBE_AFTER:
-            return self._probe(prices, payable)
-        return best
+            return Plan(self._probe(limit, keys))
+        return Plan(best)
 
-    def _probe(self, prices: list[float], payable: list[int]) -> int:
+    def _found(self, limit: int, keys: int, match: int) -> int:
+        """Rows of the best block to look up; 0 if none promises more than the best of the others."""
+        prices = {
+            rows: price
+            for rows, price in self._prices(limit, keys, match).items()
+            if self._against_drafter.pays(price * self._rate - 1)
+            and self._against_plain.pays(price - 1 + self.RESERVE)
+        }
+        rates = self._rates(prices, match)
+        rows = max(rates, key=rates.__getitem__, default=0)
+        return rows if rows > 1 and rates[rows] > self._rate else 0
+
+    def _prices(self, limit: int, keys: int, match: int) -> dict[int, float]:
+        """What the cycles cost that can be paid for, in plain steps, by their rows."""
+        prices = {1: 1.0} | {rows: self._price(Plan(rows, match), keys) for rows in range(2, limit + 1)}
+        return {rows: price for rows, price in prices.items() if self._against_plain.pays(price - 1)}
+
+    def _price(self, plan: Plan, keys: int) -> float:
+        """What a cycle costs, in plain steps."""
+        return self._costs.seconds(plan.rows, keys, plan.match > 0) / self._costs.seconds(1, keys)
+
+    def _rates(self, prices: dict[int, float], match: int) -> dict[int, float]:
+        """Expected tokens in the time of a plain step, by the rows of a cycle."""
+        tokens = self._acceptance[match].tokens()
+        return {rows: tokens[rows - 1] / price for rows, price in prices.items()}
+
+    def _probe(self, limit: int, keys: int) -> int:
         """The block to try while plain decoding is best; 1 if there is none."""
+        prices = self._prices(limit, keys, 0)
+        del prices[1]
         # Blocks for which not even right drafts would pay show one thing alone: that they are not so dear.
-        hopeful = [rows for rows in payable if rows > HOPE * prices[rows - 1]] or payable[1:]
+        hopeful = {rows: price for rows, price in prices.items() if rows > HOPE * price} or prices
         if not hopeful:
             return 1
-        cheapest = min(prices[rows - 1] for rows in hopeful)
+        cheapest = min(hopeful.values())
         # The largest of the cheapest ones: more drafts for the same price show more.
-        return max(rows for rows in hopeful if prices[rows - 1] < 1.03 * cheapest)
+        return max(rows for rows, price in hopeful.items() if price < 1.03 * cheapest)
 
-    def observe(self, rows: int, accepted: int, seconds: float, keys: int) -> None:
+    def observe(self, plan: Plan, accepted: int, seconds: float, keys: int) -> None:
         """Learn from a cycle."""
         # A plain step after a block was not started ahead, and one before a block starts no other: these two
         # say little about the others. What follows a plain step was asked before its result was known.
-        timed = rows > 1 or self._size == self._next == 1
+        timed = plan.rows > 1 or self._last.rows == self._next.rows == 1
         if timed:
-            self._costs.observe(rows, seconds, keys)
-        price = self._costs.seconds(rows, keys) / self._costs.seconds(1, keys)
-        self._saved = min(self.CAP, self._saved + accepted + 1 - price + self.INCOME * price)
-        self._acceptance.observe(rows - 1, accepted)
-        if rows > 1:
+            self._costs.observe(plan.rows, seconds, keys, plan.match > 0)
+        price = self._price(plan, keys)
+        self._against_plain.book(accepted + 1, price)
+        otherwise = price * self._rate
+        self._against_drafter.book(accepted + 1 if plan.match else otherwise, otherwise)
+        for match, acceptance in self._acceptance.items():
+            acceptance.observe(*((plan.rows - 1, accepted) if match == plan.match else (0, 0)))
+        if plan.rows == 1:
+            self._since_draft += 1
+        elif not plan.match:
             # A right draft is a reason to try the next one at once.
             self._since_draft = self.PROBE_AFTER if accepted else 0
-        else:
-            self._since_draft += 1
-        self._since_plain = 0 if rows == 1 and timed else self._since_plain + 1
-        self._size = rows
+        self._since_plain = 0 if plan.rows == 1 and timed else self._since_plain + 1
+        self._size = self._size if plan.match else plan.rows
+        self._last = plan

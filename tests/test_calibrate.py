@@ -14,18 +14,19 @@ from dflash_mlx.calibrate import DEPTHS, LOADS, ROUNDS, _Sweep, deep_drafter, de
 from dflash_mlx.config import FULL, SLIDING
 from dflash_mlx.costs import Costs
 from dflash_mlx.drafter import DrafterModel
+from dflash_mlx.schedule import Plan
 
 
 def swept(sweep: _Sweep, seconds: dict[int, float]) -> list[int]:
     """Go through the sweep as the loop does; the sizes of all cycles."""
-    sizes = [sweep.rows(9, 8)]
+    sizes = [sweep.plan(9, 8).rows]
     while not sweep.done:
         rows = sizes[-1]
         if rows == 1:  # asked ahead
-            sizes.append(sweep.rows(9, 8))
-        sweep.observe(rows, 0, seconds[rows], 8)
+            sizes.append(sweep.plan(9, 8).rows)
+        sweep.observe(Plan(rows), 0, seconds[rows], 8)
         if rows > 1:
-            sizes.append(sweep.rows(9, 8))
+            sizes.append(sweep.plan(9, 8).rows)
     return sizes
 
 
@@ -49,8 +50,8 @@ def test_slow_sizes_are_timed_less_often() -> None:
 def test_of_plain_steps_the_one_among_others_counts_and_a_cycle_of_unknown_length_does_not() -> None:
     sweep = _Sweep(2)
     for seconds in (0.0, 3.0, 1.0, 1.5, 4.0, 2.0, 3.1, 1.1, 1.6, 4.1, 2.1):
-        sweep.rows(2, 8)
-        sweep.observe(2 if seconds in (0.0, 2.0, 2.1) else 1, 0, seconds, 8)
+        sweep.plan(2, 8)
+        sweep.observe(Plan(2 if seconds in (0.0, 2.0, 2.1) else 1), 0, seconds, 8)
     assert sweep.seconds == {1: [1.0, 1.5, 1.1, 1.6], 2: [2.0, 2.1]}
 
 

@@ -22,7 +22,7 @@ from dflash_mlx.errors import NumericsError
 from dflash_mlx.events import Block, Event, Finished, Prefilled
 from dflash_mlx.params import SamplingParams
 from dflash_mlx.sampling import Sampler
-from dflash_mlx.schedule import Fixed, Policy
+from dflash_mlx.schedule import Fixed, Plan, Policy
 from dflash_mlx.target import Target
 from dflash_mlx.target.attach import Mixin, attach
 from dflash_mlx.target.caches import Cache, arrays
@@ -509,13 +509,13 @@ class Wild:
         self.choose, self.dice = choose, random.Random(5)
         self.seen: list[int] = []
 
-    def rows(self, limit: int, keys: int) -> int:
-        return self.choose(self.dice, min(limit, 7))
+    def plan(self, limit: int, keys: int, match: int = 0) -> Plan:
+        return Plan(self.choose(self.dice, min(limit, 7)), self.dice.choice((0, match)))
 
-    def observe(self, rows: int, accepted: int, seconds: float, keys: int) -> None:
-        assert 0 <= accepted < rows
+    def observe(self, plan: Plan, accepted: int, seconds: float, keys: int) -> None:
+        assert 0 <= accepted < plan.rows
         assert seconds >= 0
-        self.seen.append(rows)
+        self.seen.append(plan.rows)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_5", "gemma3"])
@@ -541,6 +541,71 @@ def test_no_policy_can_change_the_tokens(family: str, name: str) -> None:
     assert len(sizes) > 1
 
 
+class Copying:
+    """A policy that copies whatever can be copied, and else asks the drafter or decodes plainly."""
+
+    def __init__(self, otherwise: int) -> None:
+        self.otherwise = otherwise
+
+    def plan(self, limit: int, keys: int, match: int = 0) -> Plan:
+        return Plan(6, match) if match else Plan(self.otherwise)
+
+    def observe(self, plan: Plan, accepted: int, seconds: float, keys: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize("otherwise", [1, 3])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_drafts_that_are_copied_change_no_token(family: str, otherwise: int) -> None:
+    target = tiny_target(family)
+    prompt = prompt_of(CHUNK + 5)
+    copied = []
+    for seed in range(4):
+        # Few tokens to choose from, so that the reply repeats itself, but not always.
+        params = SamplingParams(temperature=1.5, seed=seed, logit_bias={5: 50.0, 6: 50.0, 7: 50.0})
+        reply = tokens_of(
+            list(
+                decode_with(
+                    target,
+                    target.make_cache(),
+                    prompt,
+                    Sampler(params, prompt, target.vocab_size),
+                    max_tokens=40,
+                )
+            )
+        )
+        caches, drafter = target.make_cache(), Scripted(len(prompt), reply, scripts()["random"])
+        events = list(
+            decode_with(
+                target,
+                caches,
+                prompt,
+                Sampler(params, prompt, target.vocab_size),
+                drafter=drafter,
+                policy=Copying(otherwise),
+                look_up=True,
+                max_tokens=40,
+            )
+        )
+        assert tokens_of(events) == reply
+        assert_holds(target, caches, [*prompt, *reply[:-1]])
+        assert drafter.rows == len(reply) - 1
+        copied += [block for block in blocks_of(events) if block.copied]
+    assert any(block.accepted for block in copied)
+    assert any(block.rejected for block in copied)
+
+
+def test_nothing_is_copied_unless_asked_for() -> None:
+    target = tiny_target("qwen3")
+    prompt = prompt_of(6) * 4
+    drafter = Scripted(len(prompt), plain(target, prompt, 20), scripts()["random"])
+    events = list(
+        decode(target, target.make_cache(), prompt, drafter=drafter, policy=Copying(3), max_tokens=20)
+    )
+    assert not any(block.copied for block in blocks_of(events))
+    assert any(block.drafted for block in blocks_of(events))
+
+
 class Timed:
     """Blocks of one size, and what the policy is told of their seconds."""
 
@@ -548,10 +613,10 @@ class Timed:
         self.size = size
         self.seconds: list[float] = []
 
-    def rows(self, limit: int, keys: int) -> int:
-        return min(self.size, limit)
+    def plan(self, limit: int, keys: int, match: int = 0) -> Plan:
+        return Plan(min(self.size, limit))
 
-    def observe(self, rows: int, accepted: int, seconds: float, keys: int) -> None:
+    def observe(self, plan: Plan, accepted: int, seconds: float, keys: int) -> None:
         self.seconds.append(seconds)
 
 

@@ -51,7 +51,7 @@ def test_json_is_one_object_and_plain_gives_the_same_tokens() -> None:
     assert speculative["exactness"] == "exact"
     assert "target dequantized to float32" in speculative["notes"]
     assert plain["tau"] is None
-    assert all(set(c) == {"drafted", "accepted", "committed"} for c in speculative["cycles"])
+    assert all(set(c) == {"drafted", "accepted", "committed", "copied"} for c in speculative["cycles"])
     assert 1 + sum(c["committed"] for c in speculative["cycles"]) == len(speculative["tokens"]) == 30
     assert len(plain["cycles"]) == 29
 

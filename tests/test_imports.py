@@ -16,7 +16,18 @@ PACKAGES = ("dflash_mlx", "metal/dflash_metal", "app/dflash_chat")
 # From low to high; a unit is a module or a whole folder, `api` is dflash_mlx/__init__.py.
 LAYERS: tuple[set[str], ...] = (
     {"errors", "markdown", "options", "terminal"},
-    {"config", "events", "memo", "pairs", "params", "progress", "remote", "tensors", "dflash_metal"},
+    {
+        "config",
+        "events",
+        "lookup",
+        "memo",
+        "pairs",
+        "params",
+        "progress",
+        "remote",
+        "tensors",
+        "dflash_metal",
+    },
     {"kernels", "hub", "gguf"},
     {"smollm2"},
     {"drafter", "target"},

@@ -20,7 +20,7 @@ from dflash_mlx.errors import UsageError
 from dflash_mlx.events import Block, Event, Finished, TokenLogprob
 from dflash_mlx.params import SamplingParams
 from dflash_mlx.sampling import Sampler
-from dflash_mlx.schedule import Fixed
+from dflash_mlx.schedule import Fixed, Plan
 from dflash_mlx.target import Target
 
 LENGTH = 9
@@ -52,7 +52,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 def reply_of(target: Target, params: SamplingParams, **options: Any) -> list[Event]:
     sampler = Sampler(params, PROMPT, target.vocab_size)
-    return list(decode(target, target.make_cache(), PROMPT, sampler, max_tokens=LENGTH, **options))
+    options = {"max_tokens": LENGTH} | options
+    return list(decode(target, target.make_cache(), PROMPT, sampler, **options))
 
 
 def tokens_of(events: list[Event]) -> list[int]:
@@ -85,6 +86,44 @@ def test_speculation_changes_neither_tokens_nor_logprobs(family: str, settings: 
     assert accepted > 20
     assert rejected > 20
     assert (len(replies) == 1) == ("temperature" not in settings)
+
+
+class Copying:
+    """A policy that copies whatever can be copied."""
+
+    def plan(self, limit: int, keys: int, match: int = 0) -> Plan:
+        return Plan(5, match) if match else Plan(1)
+
+    def observe(self, plan: Plan, accepted: int, seconds: float, keys: int) -> None:
+        pass
+
+
+FEW = {5: 50.0, 6: 50.0, 7: 50.0}
+"""Makes a reply of these ids alone, which soon repeats itself."""
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 1.5, "logit_bias": FEW},
+        {"temperature": 0.7, "logit_bias": FEW, "top_k": 2, "frequency_penalty": 0.5},
+        {"temperature": 1.5, "logit_bias": FEW | {8: 50.0}, "token_mask": even_after_odd},
+    ],
+)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_looking_up_changes_neither_tokens_nor_logprobs(family: str, settings: dict[str, Any]) -> None:
+    target = tiny_target(family)
+    copied = []
+    for seed in range(8):
+        params = SamplingParams(seed=seed, top_logprobs=3, **settings)
+        plain = reply_of(target, params, max_tokens=30)
+        drafter = Scripted(len(PROMPT), tokens_of(plain), scripts(seed)["random"])
+        speculative = reply_of(target, params, drafter=drafter, policy=Copying(), look_up=True, max_tokens=30)
+        assert tokens_of(speculative) == tokens_of(plain)
+        assert logprobs_of(speculative) == logprobs_of(plain)
+        copied += [event for event in speculative if isinstance(event, Block) and event.copied]
+    assert any(block.accepted for block in copied)
+    assert any(block.rejected for block in copied)
 
 
 def test_logprobs_are_the_log_softmax_of_the_raw_logits() -> None:

@@ -8,9 +8,12 @@ import pytest
 from costs import curves
 
 from dflash_mlx.costs import Costs, LiveCosts
-from dflash_mlx.schedule import Acceptance, Adaptive, Fixed, Policy
+from dflash_mlx.lookup import MATCHES
+from dflash_mlx.schedule import Acceptance, Adaptive, Fixed, Plan, Policy
 
 CURVES = curves()
+DRAFT = 0.006
+"""Seconds of a draft pass, which are in the curves."""
 STEADY = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
 SEEDS = range(4)
 
@@ -26,10 +29,14 @@ class Machine:
     def seconds(self, rows: int, keys: int) -> float:
         return self.curve[rows - 1] * (1 + self.per_key * keys)
 
+    def takes(self, plan: Plan, keys: int) -> float:
+        """Seconds of a cycle; copied drafts take no draft pass."""
+        return self.seconds(plan.rows, keys) - (DRAFT if plan.match else 0.0)
+
     def measured(self) -> Costs:
         depths = (0, 4096) if self.per_key else (0,)
         sizes = range(1, len(self.curve) + 1)
-        return Costs(depths, tuple(tuple(self.seconds(r, d) for r in sizes) for d in depths), 0.006)
+        return Costs(depths, tuple(tuple(self.seconds(r, d) for r in sizes) for d in depths), DRAFT)
 
     def run(
         self,
@@ -37,19 +44,27 @@ class Machine:
         rate: Callable[[int], float],
         cycles: int = 800,
         seed: int = 0,
+        match: Callable[[int], int] = lambda cycle: 0,
+        copied: float = 0.0,
     ) -> list[tuple[int, float, float]]:
-        """Rows, *expected* tokens and true seconds of every cycle; `rate(cycle)` is each draft's chance."""
+        """Rows, *expected* tokens and true seconds of every cycle.
+
+        Args:
+            rate: of a cycle: the chance of each of the drafter's drafts.
+            match: of a cycle: what can be copied after.
+            copied: the chance of each draft that is.
+        """
         dice = random.Random(seed)
         keys, out = 100, []
         for cycle in range(cycles):
-            p = rate(cycle)
-            rows = policy.rows(len(self.curve), keys)
+            plan = policy.plan(len(self.curve), keys, match(cycle))
+            p = copied if plan.match else rate(cycle)
             accepted = 0
-            while accepted < rows - 1 and dice.random() < p:
+            while accepted < plan.rows - 1 and dice.random() < p:
                 accepted += 1
-            seconds = self.seconds(rows, keys)
-            policy.observe(rows, accepted, seconds * dice.lognormvariate(0, self.scatter), keys)
-            out.append((rows, expected(rows, p), seconds))
+            seconds = self.takes(plan, keys)
+            policy.observe(plan, accepted, seconds * dice.lognormvariate(0, self.scatter), keys)
+            out.append((plan.rows, expected(plan.rows, p), seconds))
             keys += accepted + 1
         return out
 
@@ -98,18 +113,18 @@ def test_recovers_within_50_cycles_after_the_text_changed(before: float, after: 
 def test_a_growing_context_changes_the_best_block() -> None:
     """Attention over the context costs every row the same here, so that larger blocks win with depth."""
     shallow, deep = CURVES["M3 Max, exact"], [s + 0.2 for s in CURVES["M3 Max, exact"]]
-    costs = Costs((0, 20000), (tuple(shallow), tuple(deep)), 0.006)
+    costs = Costs((0, 20000), (tuple(shallow), tuple(deep)), DRAFT)
     policy = Adaptive(costs)
     dice = random.Random(1)
     sizes: dict[bool, list[int]] = {False: [], True: []}
     for cycle in range(600):
         far = cycle >= 300
         keys = 20000 if far else 10
-        rows = policy.rows(8, keys)
+        rows = policy.plan(8, keys).rows
         accepted = 0
         while accepted < rows - 1 and dice.random() < 0.8:
             accepted += 1
-        policy.observe(rows, accepted, costs.seconds(rows, keys), keys)
+        policy.observe(Plan(rows), accepted, costs.seconds(rows, keys), keys)
         sizes[far].append(rows)
     assert max(set(sizes[False][50:]), key=sizes[False][50:].count) in (4, 5)
     assert max(set(sizes[True][50:]), key=sizes[True][50:].count) == 8
@@ -120,7 +135,7 @@ def test_a_plain_step_that_was_measured_wrongly_is_found_out(wrong: float) -> No
     """A curve from a busy moment: live timings put it right."""
     machine = Machine(CURVES["M4 Max, exact"])
     curve = machine.curve
-    costs = Costs((0,), ((wrong * curve[0], *curve[1:]),), 0.006)
+    costs = Costs((0,), ((wrong * curve[0], *curve[1:]),), DRAFT)
     for p in (0.1, 0.8):
         run = machine.run(Adaptive(costs), always(p), 3000)
         assert speed(run[1500:]) > 0.95 * machine.best(p), (p, speed(run[1500:]) / machine.best(p))
@@ -134,9 +149,60 @@ def test_blocks_that_were_measured_while_the_machine_was_busy_are_found_out(name
         dice = random.Random(seed)
         busy = [machine.curve[0], *(s * dice.uniform(3, 8) for s in machine.curve[1:])]
         for p in (0.1, 0.8):
-            run = machine.run(Adaptive(Costs((0,), (tuple(busy),), 0.006)), always(p), 4000, seed)
+            run = machine.run(Adaptive(Costs((0,), (tuple(busy),), DRAFT)), always(p), 4000, seed)
             assert speed(run) > 0.97 / machine.curve[0], (p, speed(run) * machine.curve[0])
             assert speed(run[3000:]) > 0.75 * machine.best(p), (p, speed(run[3000:]) / machine.best(p))
+
+
+@pytest.mark.parametrize("name", CURVES)
+@pytest.mark.parametrize("match", MATCHES)
+def test_looking_up_what_is_always_wrong_costs_next_to_nothing(name: str, match: int) -> None:
+    machine = Machine(CURVES[name])
+    for p in STEADY:
+        runs = [
+            machine.run(Adaptive(machine.measured()), always(p), seed=seed, match=lambda _: match)
+            for seed in SEEDS
+        ]
+        mean = sum(map(speed, runs)) / len(runs)
+        assert mean > 0.95 * machine.best(p), (p, mean / machine.best(p))
+        assert mean > 0.98 / machine.curve[0], (p, mean * machine.curve[0])
+
+
+@pytest.mark.parametrize("name", CURVES.keys() - {"no gain"})
+def test_looking_up_what_is_right_beats_the_drafter(name: str) -> None:
+    """Every other cycle can copy; the drafter is the better the less is gained."""
+    machine = Machine(CURVES[name])
+    for p, gain in ((0.0, 1.3), (0.3, 1.3), (0.7, 1.1), (0.9, 1.0)):
+        drafted = machine.run(Adaptive(machine.measured()), always(p))
+        both = machine.run(
+            Adaptive(machine.measured()), always(p), match=lambda cycle: 8 * (cycle % 2), copied=0.95
+        )
+        assert speed(both) > gain * speed(drafted), (p, speed(both) / speed(drafted))
+
+
+def test_the_longer_match_is_tried_first_and_what_was_wrong_is_left() -> None:
+    costs = Costs((0,), ((1.0, 1.2, 1.3),), 0.2)
+    policy = Adaptive(costs)
+    assert policy.plan(3, 0, 8) == Plan(3, 8)
+    assert policy.plan(3, 0, 2) == Plan(3, 2), "even the drafter's drafts are less sure, and cost more"
+    plans = []
+    for _ in range(100):
+        plans.append(policy.plan(3, 0, 2))
+        policy.observe(plans[-1], 0 if plans[-1].match else 2, costs.seconds(3, 0), 0)
+    assert 1 <= plans.count(Plan(3, 2)) < 6
+    assert plans.count(Plan(3)) > 90
+    assert policy.plan(1, 0, 8) == Plan(1)
+
+
+def test_what_a_draft_pass_costs_is_learnt_from_what_is_copied() -> None:
+    costs = LiveCosts(Costs((0,), ((1.0, 1.5),), 0.6))
+    assert costs.seconds(2, 0, copied=True) == 1.0, "never less than a plain step"
+    for _ in range(100):
+        costs.observe(2, 1.4, 0, copied=True)
+        costs.observe(2, 1.5, 0)
+        costs.observe(1, 1.0, 0)
+    assert costs.seconds(2, 0, copied=True) == pytest.approx(1.4, rel=0.05)
+    assert costs.seconds(2, 0) == pytest.approx(1.5, rel=0.05)
 
 
 def test_heat_moves_all_sizes_together() -> None:
@@ -172,13 +238,13 @@ def test_the_last_plain_step_before_a_block_is_no_news() -> None:
     policies = [Adaptive(Machine((1.0, 1.2), scatter=0.0).measured()) for _ in range(2)]
     sizes: list[list[int]] = [[], []]
     for short, policy in enumerate(policies):
-        rows = policy.rows(2, 0)
+        rows = policy.plan(2, 0).rows
         for _ in range(400):
-            following = policy.rows(2, 0) if rows == 1 else 0  # asked ahead, as the loop does
+            following = policy.plan(2, 0).rows if rows == 1 else 0  # asked ahead, as the loop does
             seconds = 0.2 if short and rows == 1 and following == 2 else (1.0, 1.2)[rows - 1]
-            policy.observe(rows, 0, seconds, 0)
+            policy.observe(Plan(rows), 0, seconds, 0)
             sizes[short].append(rows)
-            rows = following or policy.rows(2, 0)
+            rows = following or policy.plan(2, 0).rows
     assert sizes[0] == sizes[1]
     assert 5 < sizes[0].count(2) < 40, "it must probe now and then"
 
@@ -193,10 +259,10 @@ def test_whether_a_block_can_ever_pay() -> None:
 def test_limits_and_fixed_blocks() -> None:
     adaptive = Adaptive(Machine(CURVES["M3 Max, tile"]).measured())
     for _ in range(50):
-        adaptive.observe(16, 15, CURVES["M3 Max, tile"][15], 10)
-    assert adaptive.rows(32, 10) > 4
-    assert [adaptive.rows(limit, 10) for limit in (1, 2, 4)] == [1, 2, 4]
-    assert [Fixed(5).rows(limit, 0) for limit in (9, 5, 2)] == [5, 5, 2]
+        adaptive.observe(Plan(16), 15, CURVES["M3 Max, tile"][15], 10)
+    assert adaptive.plan(32, 10).rows > 4
+    assert [adaptive.plan(limit, 10).rows for limit in (1, 2, 4)] == [1, 2, 4]
+    assert [Fixed(5).plan(limit, 0).rows for limit in (9, 5, 2)] == [5, 5, 2]
 
 
 def test_costs_between_and_beyond_depths() -> None:

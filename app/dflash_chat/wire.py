@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Token:
-    """One token for display; `drafted`: the drafter proposed it and the target kept it."""
+    """One token for display; `drafted`: it was proposed and the target kept it."""
 
     text: str
     drafted: bool = False
@@ -44,13 +44,17 @@ class Started:
 
 @dataclass(frozen=True)
 class Cycle:
-    """One verify cycle: the accepted drafts and the target's own token; the drafts that were not kept."""
+    """One verify cycle: the accepted drafts and the target's own token; the drafts that were not kept.
+
+    With `copied` the drafts are not the drafter's, but what followed the same tokens earlier.
+    """
 
     drafted: int
     accepted: int
     seconds: float
     tokens: tuple[Token, ...]
     rejected: tuple[str, ...] = ()
+    copied: bool = False
 
 
 @dataclass(frozen=True)
@@ -153,8 +157,8 @@ def _facts(facts: Mapping[str, Any]) -> list[Event]:
         case "block":
             rejected = tuple(_text(_mapping(token).get("text")) for token in _list(facts.get("rejected")))
             counts = _int(facts.get("drafted")), _int(facts.get("accepted"))
-            seconds = number(facts.get("seconds"))
-            return [Cycle(*counts, seconds, _tokens(facts.get("tokens")), rejected)]
+            seconds, copied = number(facts.get("seconds")), facts.get("copied") is True
+            return [Cycle(*counts, seconds, _tokens(facts.get("tokens")), rejected, copied)]
     return []
 
 

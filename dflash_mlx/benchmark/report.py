@@ -19,11 +19,16 @@ TAU = "tau: tokens per verify cycle with a draft, the target's own (bonus) inclu
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one block size, over some prompts."""
+    """Of one block size, over some prompts.
+
+    Attributes:
+        copied: share of the cycles with a draft whose drafts were copied from the context.
+    """
 
     prompts: int
     speedup: Interval
     tau: float | None
+    copied: float
     histogram: dict[int, int]
     plain_tokens_per_second: float
     tokens_per_second: float
@@ -39,6 +44,7 @@ class Figures:
             prompts=len(measured),
             speedup=Interval.over(ratios),
             tau=statistics.fmean(c.committed for c in drafted) if drafted else None,
+            copied=sum(c.copied for c in drafted) / max(len(drafted), 1),
             histogram=dict(sorted(Counter(c.committed for c in drafted).items())),
             plain_tokens_per_second=_speed(measured, PLAIN),
             tokens_per_second=_speed(measured, mode),
@@ -94,9 +100,12 @@ class Report:
             lines += [_row(name, mode, by_mode[mode]) for mode in self.modes]
         lines += ["", TAU]
         for mode in self.modes:
-            counts = self.overall[mode].histogram
+            counts, copied = self.overall[mode].histogram, self.overall[mode].copied
             shares = "  ".join(f"{n}: {counts[n] / sum(counts.values()):.0%}" for n in counts)
-            lines.append(f"cycles by tokens, block {mode}: {shares or 'none had a draft'}")
+            lines.append(
+                f"cycles by tokens, block {mode}: {shares or 'none had a draft'}"
+                + (f"; drafts copied from the context: {copied:.0%}" if copied else "")
+            )
         lines.append("milliseconds: " + ", ".join(f"{k} {v:.2f}" for k, v in self.phases_ms.items()))
         lines.append(
             f"prefill {self.prefill_tokens_per_second:.0f} tokens/s, "
@@ -164,12 +173,12 @@ def cycles(measured: Sequence[Measured], mode: str) -> list[Block]:
 
 
 def _phases(measured: Sequence[Measured], modes: Sequence[str], draft_seconds: float) -> dict[str, float]:
-    """Medians, of the first mode that drafts if any does.
+    """Medians, of the drafter's cycles in the first mode that has such.
 
     Drafting overlaps with Python's work, so the draft pass is timed alone.
     """
     plain = {"plain step": 1e3 * statistics.median(c.seconds for c in cycles(measured, PLAIN))}
-    by_mode = ([c for c in cycles(measured, mode) if c.drafted] for mode in modes)
+    by_mode = ([c for c in cycles(measured, mode) if c.drafted and not c.copied] for mode in modes)
     drafted = next(filter(None, by_mode), None)
     if drafted is None:
         return plain

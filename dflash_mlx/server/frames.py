@@ -261,6 +261,7 @@ def _phase(event: Event, texts: Mapping[int, str]) -> dict[str, Any]:
                 "phase": "block",
                 "drafted": event.drafted,
                 "accepted": event.accepted,
+                "copied": event.copied,
                 "seconds": event.seconds,
                 "wait_seconds": event.wait_seconds,
                 "tokens": [

@@ -90,6 +90,7 @@ def compose(
             "phase": "block",
             "drafted": block - 1,
             "accepted": kept,
+            "copied": cycles % 6 == 5,
             "seconds": seconds,
             "wait_seconds": seconds / 2,
             "tokens": [shown(piece, "draft" if i < kept else "target") for i, (piece, _) in enumerate(some)],

@@ -51,8 +51,9 @@ def events(chunk: object) -> list[Event]:
                 "seconds": 0.1,
                 "tokens": [{"id": 1, "text": "a", "origin": "draft"}, {"id": 2, "text": "b"}],
                 "rejected": [{"id": 3, "text": "c"}],
+                "copied": True,
             },
-            Cycle(2, 1, 0.1, (Token("a", drafted=True), Token("b")), ("c",)),
+            Cycle(2, 1, 0.1, (Token("a", drafted=True), Token("b")), ("c",), copied=True),
         ),
     ],
 )

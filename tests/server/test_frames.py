@@ -18,7 +18,17 @@ HEAD = '"id":"i","object":"chat.completion.chunk","created":7,"model":"m"'
 TEXTS = {1: "a", 2: "b", 3: "c", 9: "\ufffd"}
 EVENTS: list[Event] = [
     Prefilled((1,), "", "a", prompt_tokens=5, seconds=0.25, seed=11),
-    Block((2, 3, 1), "c", "bé", drafted=4, accepted=2, rejected=(9, 9), seconds=0.5, wait_seconds=0.25),
+    Block(
+        (2, 3, 1),
+        "c",
+        "bé",
+        drafted=4,
+        accepted=2,
+        rejected=(9, 9),
+        copied=True,
+        seconds=0.5,
+        wait_seconds=0.25,
+    ),
     Block((2,), "", drafted=2, accepted=0, rejected=(3, 1), seconds=0.5, wait_seconds=0.125),
     Finished((), "🙂", finish_reason="stop"),
 ]
@@ -127,6 +137,7 @@ def test_the_cycles_of_a_stream() -> None:
             "phase": "block",
             "drafted": 4,
             "accepted": 2,
+            "copied": True,
             "seconds": 0.5,
             "wait_seconds": 0.25,
             "tokens": [
@@ -140,6 +151,7 @@ def test_the_cycles_of_a_stream() -> None:
             "phase": "block",
             "drafted": 2,
             "accepted": 0,
+            "copied": False,
             "seconds": 0.5,
             "wait_seconds": 0.125,
             "tokens": [token[1] | {"origin": "target"}],

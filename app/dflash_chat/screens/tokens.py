@@ -1,4 +1,4 @@
-"""Where each token of a reply came from: drafted and accepted, or the target's own."""
+"""Where each token of a reply came from: drafted, copied from the context, or the target's own."""
 
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
@@ -17,6 +17,7 @@ from dflash_chat.wire import Cycle, Token
 from dflash_mlx.terminal import printable
 
 DRAFTED = "bold $primary"
+COPIED = "$primary"
 OWN = "underline"
 REJECTED = "dim strike"
 PIECE = 100  # cycles in one widget; only the last of them changes while the reply grows
@@ -116,14 +117,16 @@ class Tokens(ModalScreen[None]):
     def _head(self) -> Content:
         reply = self.reply
         drafted = sum(cycle.drafted for cycle in reply.cycles)
-        kept = sum(token.drafted for cycle in reply.cycles for token in cycle.tokens)
-        own = reply.tokens - kept
+        kept, copied = _kept(reply.cycles, copied=False), _kept(reply.cycles, copied=True)
+        own = reply.tokens - kept - copied
         parts: list[str | tuple[str, str]] = [
             ("tokens", view.ACCENT),
             (f"  reply {self._at + 1} of {len(self.turns)}   ", view.DIM),
-            ("drafted and kept", DRAFTED),
+            ("drafted", DRAFTED),
             f" {figures.spaced(kept)}   ",
-            ("the target's own", OWN),
+            ("copied", COPIED),
+            f" {figures.spaced(copied)}   ",
+            ("the target's", OWN),
             f" {figures.spaced(max(0, own))}   ",
             ("rejected", REJECTED),
             f" {figures.spaced(max(0, drafted - sum(cycle.accepted for cycle in reply.cycles)))}",
@@ -137,6 +140,11 @@ class Tokens(ModalScreen[None]):
         return Content.styled(f"{tau}r {shown} rejected · c cycles · ←→ replies · ↑↓ · esc", view.DIM)
 
 
+def _kept(cycles: Sequence[Cycle], *, copied: bool) -> int:
+    """Drafts of one origin that the target kept."""
+    return sum(token.drafted for cycle in cycles if cycle.copied == copied for token in cycle.tokens)
+
+
 def flowing(first: Sequence[Token], cycles: Sequence[Cycle], *, rejected: bool) -> Content:
     """The reply's text, each token in the style of its origin."""
     return Content.assemble(*_flow(first, cycles, rejected))
@@ -144,16 +152,18 @@ def flowing(first: Sequence[Token], cycles: Sequence[Cycle], *, rejected: bool) 
 
 def _flow(first: Sequence[Token], cycles: Sequence[Cycle], rejected: bool) -> Iterator[tuple[str, str]]:
     for token in first:
-        yield _styled(token)
+        yield printable(token.text), OWN
     for cycle in cycles:
         for token in cycle.tokens:
             if not token.drafted and rejected:
                 yield from _struck(cycle)
-            yield _styled(token)
+            yield printable(token.text), _style(token, cycle)
 
 
-def _styled(token: Token) -> tuple[str, str]:
-    return printable(token.text), DRAFTED if token.drafted else OWN
+def _style(token: Token, cycle: Cycle) -> str:
+    if not token.drafted:
+        return OWN
+    return COPIED if cycle.copied else DRAFTED
 
 
 def _struck(cycle: Cycle) -> Iterator[tuple[str, str]]:
@@ -170,13 +180,14 @@ def listed(cycles: Sequence[Cycle], start: int, *, rejected: bool) -> Content:
     """A line for every cycle: what was drafted, kept and added, and the tokens themselves."""
     lines = []
     for number, cycle in enumerate(cycles, start + 1):
-        drafted = f"drafted {cycle.drafted} · kept {cycle.accepted} · +1 from the target"
+        drafts = f"{'copied' if cycle.copied else 'drafted'} {cycle.drafted}"
+        drafted = f"{drafts} · kept {cycle.accepted} · +1 from the target"
         if not cycle.drafted:
             drafted = "not drafted · 1 from the target"
         parts: list[tuple[str, str]] = [(f"{number:>4} {drafted}", view.DIM), ("\n     ", "")]
         for token in cycle.tokens:
             if not token.drafted and rejected:
                 parts += _struck(cycle)
-            parts.append((visible(token.text), DRAFTED if token.drafted else OWN))
+            parts.append((visible(token.text), _style(token, cycle)))
         lines.append(Content.assemble(*parts))
     return Content("\n").join(lines)
