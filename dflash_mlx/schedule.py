@@ -105,7 +105,7 @@ class Ledger:
     small share of everything, and pays for trying now and then.
     """
 
-    START = 2.0
+    START = 5.0
     CAP = 10.0
     INCOME = 0.01
 
@@ -200,16 +200,17 @@ class Adaptive:
         return {rows: tokens[rows - 1] / price for rows, price in prices.items()}
 
     def _probe(self, limit: int, keys: int) -> int:
-        """The block to try while plain decoding is best; 1 if there is none."""
-        prices = self._prices(limit, keys, 0)
-        del prices[1]
+        """The block to try while plain decoding is best; 1 if none can be paid for."""
+        prices = {rows: self._price(Plan(rows), keys) for rows in range(2, limit + 1)}
+        prices = {rows: price for rows, price in prices.items() if price - 1 <= Ledger.CAP}
         # Blocks for which not even right drafts would pay show one thing alone: that they are not so dear.
         hopeful = {rows: price for rows, price in prices.items() if rows > HOPE * price} or prices
-        if not hopeful:
+        payable = {rows: price for rows, price in hopeful.items() if self._against_plain.pays(price - 1)}
+        if not payable:
             return 1
-        cheapest = min(hopeful.values())
+        cheapest = min(payable.values())
         # The largest of the cheapest ones: more drafts for the same price show more.
-        return max(rows for rows, price in hopeful.items() if price < 1.03 * cheapest)
+        return max(rows for rows, price in payable.items() if price < 1.03 * cheapest)
 
     def observe(self, plan: Plan, accepted: int, seconds: float, keys: int) -> None:
         """Learn from a cycle."""

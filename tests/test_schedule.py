@@ -130,6 +130,18 @@ def test_a_growing_context_changes_the_best_block() -> None:
     assert max(set(sizes[True][50:]), key=sizes[True][50:].count) == 8
 
 
+def test_blocks_that_pay_only_if_they_are_large_and_cost_many_plain_steps_are_tried_all_the_same() -> None:
+    """As of a tiny pair on a CPU: trying small blocks would only spend what a large one needs."""
+    machine = Machine((0.010, 0.024, 0.029, 0.031, 0.034))
+    for seed in range(8):
+        run = machine.run(Adaptive(machine.measured()), always(0.95), 1000, seed)
+        assert speed(run[300:]) > 0.97 * machine.best(0.95), speed(run[300:]) / machine.best(0.95)
+        run = machine.run(Adaptive(machine.measured()), lambda cycle: 0.95 * (cycle > 20), 2000, seed)
+        assert speed(run[1000:]) > 0.97 * machine.best(0.95), speed(run[1000:]) / machine.best(0.95)
+        run = machine.run(Adaptive(machine.measured()), always(0.3), 1000, seed)
+        assert speed(run) > 0.98 * machine.best(0.3), speed(run) / machine.best(0.3)
+
+
 @pytest.mark.parametrize("wrong", [0.5, 0.8, 1.25, 2.0])
 def test_a_plain_step_that_was_measured_wrongly_is_found_out(wrong: float) -> None:
     """A curve from a busy moment: live timings put it right."""
@@ -151,12 +163,12 @@ def test_blocks_that_were_measured_while_the_machine_was_busy_are_found_out(name
         for p in (0.1, 0.8):
             run = machine.run(Adaptive(Costs((0,), (tuple(busy),), DRAFT)), always(p), 4000, seed)
             assert speed(run) > 0.97 / machine.curve[0], (p, speed(run) * machine.curve[0])
-            assert speed(run[3000:]) > 0.75 * machine.best(p), (p, speed(run[3000:]) / machine.best(p))
+            assert speed(run[3000:]) > 0.66 * machine.best(p), (p, speed(run[3000:]) / machine.best(p))
 
 
 @pytest.mark.parametrize("name", CURVES)
 @pytest.mark.parametrize("match", MATCHES)
-def test_looking_up_what_is_always_wrong_costs_next_to_nothing(name: str, match: int) -> None:
+def test_copying_what_is_always_wrong_costs_next_to_nothing(name: str, match: int) -> None:
     machine = Machine(CURVES[name])
     for p in STEADY:
         runs = [
@@ -168,8 +180,8 @@ def test_looking_up_what_is_always_wrong_costs_next_to_nothing(name: str, match:
         assert mean > 0.98 / machine.curve[0], (p, mean * machine.curve[0])
 
 
-@pytest.mark.parametrize("name", CURVES.keys() - {"no gain"})
-def test_looking_up_what_is_right_beats_the_drafter(name: str) -> None:
+@pytest.mark.parametrize("name", [name for name in CURVES if name != "no gain"])
+def test_copying_what_is_right_beats_the_drafter(name: str) -> None:
     """Every other cycle can copy; the drafter is the better the less is gained."""
     machine = Machine(CURVES[name])
     for p, gain in ((0.0, 1.3), (0.3, 1.3), (0.7, 1.1), (0.9, 1.0)):
@@ -246,7 +258,7 @@ def test_the_last_plain_step_before_a_block_is_no_news() -> None:
             sizes[short].append(rows)
             rows = following or policy.plan(2, 0).rows
     assert sizes[0] == sizes[1]
-    assert 5 < sizes[0].count(2) < 40, "it must probe now and then"
+    assert 5 < sizes[0].count(2) < 60, "it must probe now and then"
 
 
 def test_whether_a_block_can_ever_pay() -> None:
