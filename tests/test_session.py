@@ -191,6 +191,24 @@ def test_where_no_block_can_pay_decoding_is_plain_and_says_so(
     session.close()
 
 
+def test_drafts_are_copied_where_the_size_is_chosen_and_never_at_a_size_that_was_named(
+    held_out: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cheap = Costs((8,), ((0.01, 0.012, 0.012, 0.012, 0.012),), 0.001)
+    monkeypatch.setattr(calibrate, "costs", lambda *_: cheap)
+    session = load(EMBEDDED.target)
+    chosen, named, plain = (
+        [session.generate(text, SamplingParams(max_tokens=96), **options) for text in held_out[:4]]
+        for options in ({}, {"block_size": 5}, {"speculative": False})
+    )
+    assert [r.tokens for r in chosen] == [r.tokens for r in named] == [r.tokens for r in plain]
+    copied = [cycle for result in chosen for cycle in result.cycles if cycle.copied]
+    assert any(cycle.accepted for cycle in copied)
+    assert any(cycle.drafted and not cycle.copied for result in chosen for cycle in result.cycles)
+    assert not any(cycle.copied for result in named for cycle in result.cycles)
+    session.close()
+
+
 def test_the_reply_ends_where_the_context_ends(pair: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = pair.encode("import os\n")
     monkeypatch.setattr(pair.target, "context_length", len(ids) + 7)
