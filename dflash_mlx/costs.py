@@ -92,9 +92,13 @@ class LiveCosts:
     def seconds(self, rows: int, keys: int, copied: bool = False) -> float:
         """A cycle of so many rows after so many keys; copied drafts take no draft pass."""
         measured = self._measured.seconds(rows, keys)
-        if copied:
-            measured = max(measured - self._measured.draft, self._measured.seconds(1, keys))
-        return measured * math.exp(self._overall + self._errors[rows, copied])
+        if not copied:
+            return measured * self._correction(rows, copied)
+        without = (measured - self._measured.draft) * self._correction(rows, copied)
+        return max(without, self.seconds(1, keys))  # No pass is quicker than one over a single row.
+
+    def _correction(self, rows: int, copied: bool) -> float:
+        return math.exp(self._overall + self._errors[rows, copied])
 
     def observe(self, rows: int, seconds: float, keys: int, copied: bool = False) -> None:
         """A cycle took this long, if that is known."""
@@ -116,8 +120,8 @@ class LiveCosts:
             return 0.0
         proven = max(quicker)
         quicker.clear()
-        plain = kind[0] == 1
+        rows, copied = kind
         for other in self._errors:
-            if (other[0] == 1) == plain:
+            if other[1] == copied and (other[0] == 1) == (rows == 1):
                 self._errors[other] += proven
         return proven

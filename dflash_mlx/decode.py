@@ -29,7 +29,7 @@ Take = Callable[[Sequence[int]], tuple[int, bool]]
 Blocks = Generator[Block, None, FinishReason]
 
 FEED_EVERY = 16
-"""Plain cycles whose taps wait for the drafter: it reads its weights once for all of them."""
+"""Cycles without the drafter whose taps wait for it: it reads its weights once for all of them."""
 
 QUIET = 0.1
 """Share of a cycle that the caller may take between two without the next one looking quicker for it."""
@@ -101,7 +101,8 @@ def decode(
         caches: of this target; they are filled.
         prompt: token ids, at least one.
         sampler: a fresh one for this prompt.
-        policy: how many rows each verify pass has, the anchor included; without a drafter it is not asked.
+        policy: how many rows each verify pass has, the anchor included, and where their drafts come from;
+            without a drafter it is not asked.
         look_up: whether the policy may have drafts copied from the context too.
         max_tokens: tokens of the reply at most; None: until `take` ends it.
         take: asked once for all newly chosen tokens, before they are committed.
@@ -112,7 +113,7 @@ def decode(
         reached: told how many rows there are after each pass over a part of the prompt, up to its last token.
 
     Raises:
-        NumericsError: the target's or, in the first block, the drafter's logits are not finite.
+        NumericsError: the target's or, in its first block, the drafter's logits are not finite.
     """
     reply = _Reply(target, caches, sampler, drafter, policy if drafter else PLAIN, take, max_tokens)
     start = time.perf_counter()
@@ -127,9 +128,8 @@ def decode(
 
     reason: FinishReason = "stop" if ended else "length"
     if not ended and max_tokens != 1:
-        if look_up and drafter:  # now, for the first token need not wait for it
-            reply.lookup = Lookup([*prompt, *prefilled.tokens])
-        reason = yield from reply.blocks(cancelled)
+        context = [*prompt, *prefilled.tokens] if look_up and drafter else None
+        reason = yield from reply.blocks(cancelled, context)
     yield Finished(finish_reason=reason)
 
 
@@ -229,11 +229,17 @@ class _Reply:
         self.anchor, self.count = tokens[0], 1
         return Prefilled(tuple(tokens), logprobs=logprobs, seed=self.sampler.seed), ended
 
-    def blocks(self, cancelled: Callable[[], bool]) -> Blocks:
-        """Cycles after the first token until the reply ends; returns why."""
+    def blocks(self, cancelled: Callable[[], bool], context: list[int] | None) -> Blocks:
+        """Cycles after the first token until the reply ends; returns why.
+
+        Args:
+            context: what drafts may be copied from.
+        """
         try:
             self.clock = time.perf_counter()
             self._start(self._next(0))
+            if context is not None:  # By now the device has something to do meanwhile.
+                self.lookup = Lookup(context)
             while self.count != self.max_tokens:
                 if cancelled():
                     return "cancelled"
@@ -270,7 +276,8 @@ class _Reply:
         seconds = self._commit(tokens, current.taps, Plan(1), 0)
         self.ahead = following
         if plan.rows > 1 and not ended:
-            self._start(self._still(plan))
+            # What was to be copied may have ended with the token that is known now.
+            self._start(self._next(0) if plan.match else plan)
         return Block(tuple(tokens), logprobs=logprobs, seconds=seconds, wait_seconds=waited), ended
 
     def _speculate(self, drafted: _Drafted) -> tuple[Block, bool]:
@@ -323,14 +330,6 @@ class _Reply:
         plan = self.policy.plan(limit, self.rows + known_ahead, match)
         rows = max(1, min(limit, plan.rows))
         return Plan(rows, plan.match if rows > 1 else 0)
-
-    def _still(self, plan: Plan) -> Plan:
-        """A plan from before the last token was known: what was to be copied may have ended with it."""
-        if not plan.match:
-            return plan
-        assert self.lookup is not None
-        match = self.lookup.match
-        return Plan(plan.rows, match) if match else Plan(1)
 
     def _start(self, plan: Plan) -> None:
         """Start what the next cycle needs: its pass if it is plain, else its draft."""

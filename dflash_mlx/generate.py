@@ -226,7 +226,7 @@ def statistics(result: Result, exactness: str) -> str:
             for size in range(1, max(counts) + 1)
         ]
         if copied := sum(cycle.copied for cycle in result.cycles):
-            lines.append(f"{copied} of {counts.total()} drafts were copied from the context")
+            lines.append(f"{copied} of {counts.total()} blocks were copied from the context")
     return "\n".join(lines)
 
 

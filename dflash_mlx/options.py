@@ -35,8 +35,8 @@ def add_block_size(parser: argparse.ArgumentParser) -> None:
         "--block-size",
         type=block_size,
         metavar="auto|N",
-        help="rows of a verify pass; auto (default): for each cycle what is fastest here and for this text, "
-        "drafted or copied from it",
+        help="rows of a verify pass; auto (default): for each cycle what is fastest here and for this text; "
+        "drafts may be copied from it",
     )
 
 

@@ -17,7 +17,8 @@ class Plan:
 
     Attributes:
         rows: of its verify pass, the anchor included; 1 decodes plainly.
-        match: 0: the drafter drafts; else the drafts are what followed a match of so many tokens.
+        match: where not 0, the drafts are not the drafter's: they are what followed so many of the context's
+            last tokens when these stood there before.
     """
 
     rows: int
@@ -105,12 +106,11 @@ class Ledger:
     small share of everything, and pays for trying now and then.
     """
 
-    START = 5.0
     CAP = 10.0
-    INCOME = 0.01
 
-    def __init__(self) -> None:
-        self._saved = self.START
+    def __init__(self, start: float, income: float) -> None:
+        self._saved = start
+        self._income = income
 
     def pays(self, loss: float) -> bool:
         """Whether so many tokens can be lost."""
@@ -118,26 +118,26 @@ class Ledger:
 
     def book(self, tokens: float, otherwise: float) -> None:
         """A cycle gave so many tokens, in a time that would have given so many otherwise."""
-        self._saved = min(self.CAP, self._saved + tokens - otherwise + self.INCOME * otherwise)
+        self._saved = min(self.CAP, self._saved + tokens - otherwise + self._income * otherwise)
 
 
 class Adaptive:
     """The block with the most expected tokens per second, and ledgers that keep it honest.
 
-    One is kept against plain decoding: a cycle that drafts must be able to pay for the most it can lose,
-    which is all its drafts. So, as far as the costs are right, decoding falls behind plain by no more than
-    the ledger's start and income, whatever the drafts are. The other is kept in the same way for copying,
-    against the drafter.
+    The drafter and copying have one each against plain decoding: a block must be able to pay for the most it
+    can lose, which is all its drafts. So, as far as the costs are right, decoding falls behind plain by no
+    more than what the two begin with and take in, whatever the drafts are. A third is kept in the same way
+    for copying against the drafter.
     """
 
     PROBE_AFTER = 12
-    """Plain cycles before a draft is tried again."""
+    """Cycles without the drafter after which it is tried again where plain decoding looks best."""
+    DRAFT_AFTER = 64
+    """The same where copying does."""
     CHECK_AFTER = 256
     """Cycles without a plain one after which plain decoding is timed again."""
     KEEP = 1.02
     """The drafter's block size is kept until another is this much better."""
-    RESERVE = 1.0
-    """Tokens that copying leaves in the ledger, so that the drafter can try too."""
 
     def __init__(self, costs: Costs) -> None:
         self._costs = LiveCosts(costs)
@@ -147,10 +147,13 @@ class Adaptive:
         self._acceptance = {0: Acceptance(slots)}
         for match, first in MATCHES.items():  # They are rarer, so that evidence must last longer.
             self._acceptance[match] = Acceptance(slots, first, lean=6, memory=40, idle=256)
-        self._against_plain, self._against_drafter = Ledger(), Ledger()
+        # By whether the drafts are copied.
+        self._against_plain = {False: Ledger(3.0, 0.007), True: Ledger(2.0, 0.003)}
+        self._against_drafter = Ledger(2.0, 0.01)
         self._size = 1
         self._rate = 1.0
         self._last = self._next = Plan(1)
+        self._ahead: Plan | None = Plan(1)
         self._since_draft = 0
         self._since_plain = 0
 
@@ -162,24 +165,24 @@ class Adaptive:
     def _choose(self, limit: int, keys: int, match: int) -> Plan:
         if self._since_plain >= self.CHECK_AFTER:
             return Plan(1)
-        drafted = self._rates(self._prices(limit, keys, 0), 0)
-        best = max(drafted, key=drafted.__getitem__)
-        if drafted.get(self._size, 0.0) * self.KEEP >= drafted[best]:
+        rates = self._rates(self._prices(limit, keys, 0), 0)
+        best = max(rates, key=rates.__getitem__)
+        if rates.get(self._size, 0.0) * self.KEEP >= rates[best]:
             best = self._size
-        self._rate = drafted[best]
-        if match and (rows := self._found(limit, keys, match)):
-            return Plan(rows, match)
+        self._rate = rates[best]
         if best == 1 and self._since_draft >= self.PROBE_AFTER:
-            return Plan(self._probe(limit, keys))
+            best = self._probe(limit, keys)
+        overdue = best > 1 and self._since_draft >= self.DRAFT_AFTER
+        if match and not overdue and (rows := self._copied(limit, keys, match)):
+            return Plan(rows, match)
         return Plan(best)
 
-    def _found(self, limit: int, keys: int, match: int) -> int:
-        """Rows of the best block to look up; 0 if none promises more than the best of the others."""
+    def _copied(self, limit: int, keys: int, match: int) -> int:
+        """Rows of the best block to copy; 0 if none promises more than the best of the others."""
         prices = {
             rows: price
             for rows, price in self._prices(limit, keys, match).items()
             if self._against_drafter.pays(price * self._rate - 1)
-            and self._against_plain.pays(price - 1 + self.RESERVE)
         }
         rates = self._rates(prices, match)
         rows = max(rates, key=rates.__getitem__, default=0)
@@ -187,8 +190,9 @@ class Adaptive:
 
     def _prices(self, limit: int, keys: int, match: int) -> dict[int, float]:
         """What the cycles cost that can be paid for, in plain steps, by their rows."""
-        prices = {1: 1.0} | {rows: self._price(Plan(rows, match), keys) for rows in range(2, limit + 1)}
-        return {rows: price for rows, price in prices.items() if self._against_plain.pays(price - 1)}
+        ledger = self._against_plain[match > 0]
+        prices = {rows: self._price(Plan(rows, match), keys) for rows in range(2, limit + 1)}
+        return {1: 1.0} | {rows: price for rows, price in prices.items() if ledger.pays(price - 1)}
 
     def _price(self, plan: Plan, keys: int) -> float:
         """What a cycle costs, in plain steps."""
@@ -201,35 +205,44 @@ class Adaptive:
 
     def _probe(self, limit: int, keys: int) -> int:
         """The block to try while plain decoding is best; 1 if none can be paid for."""
-        prices = {rows: self._price(Plan(rows), keys) for rows in range(2, limit + 1)}
+        prices = {rows: self._price(Plan(rows), keys) for rows in range(2, self._largest + 1)}
         prices = {rows: price for rows, price in prices.items() if price - 1 <= Ledger.CAP}
         # Blocks for which not even right drafts would pay show one thing alone: that they are not so dear.
         hopeful = {rows: price for rows, price in prices.items() if rows > HOPE * price} or prices
-        payable = {rows: price for rows, price in hopeful.items() if self._against_plain.pays(price - 1)}
+        payable = hopeful.keys() & self._prices(limit, keys, 0).keys()
         if not payable:
             return 1
-        cheapest = min(payable.values())
+        cheapest = min(hopeful[rows] for rows in payable)
         # The largest of the cheapest ones: more drafts for the same price show more.
-        return max(rows for rows, price in payable.items() if price < 1.03 * cheapest)
+        return max(rows for rows in payable if hopeful[rows] < 1.03 * cheapest)
 
     def observe(self, plan: Plan, accepted: int, seconds: float, keys: int) -> None:
         """Learn from a cycle."""
-        # A plain step after a block was not started ahead, and one before a block starts no other: these two
-        # say little about the others. What follows a plain step was asked before its result was known.
-        timed = plan.rows > 1 or self._last.rows == self._next.rows == 1
+        # Of plain steps those among others count, which were started ahead and started the next one: what
+        # follows a plain step is asked before its result is known.
+        ahead, before, after = self._ahead, self._last, self._next
+        timed = plan.rows > 1 or (before.rows == after.rows == 1 and ahead == Plan(1))
         if timed:
             self._costs.observe(plan.rows, seconds, keys, plan.match > 0)
-        price = self._price(plan, keys)
-        self._against_plain.book(accepted + 1, price)
-        otherwise = price * self._rate
-        self._against_drafter.book(accepted + 1 if plan.match else otherwise, otherwise)
+        self._book(plan, accepted, self._price(plan, keys))
         for match, acceptance in self._acceptance.items():
             acceptance.observe(*((plan.rows - 1, accepted) if match == plan.match else (0, 0)))
-        if plan.rows == 1:
-            self._since_draft += 1
-        elif not plan.match:
+        if ahead is not None and ahead.match and not plan.match:
+            # It was to be copied, but then the token before did not fit: the first draft was wrong.
+            self._acceptance[ahead.match].observe(1, 0)
+        if plan.rows > 1 and not plan.match:
             # A right draft is a reason to try the next one at once.
             self._since_draft = self.PROBE_AFTER if accepted else 0
+        else:
+            self._since_draft += 1
         self._since_plain = 0 if plan.rows == 1 and timed else self._since_plain + 1
         self._size = self._size if plan.match else plan.rows
-        self._last = plan
+        self._last, self._ahead = plan, after if plan.rows == 1 else None
+
+    def _book(self, plan: Plan, accepted: int, price: float) -> None:
+        """Enter what a cycle gave; where it tells nothing of a ledger's matter, only the income comes in."""
+        copied = plan.match > 0
+        for kind, ledger in self._against_plain.items():
+            ledger.book(accepted + 1 if plan.rows > 1 and kind == copied else price, price)
+        otherwise = price * self._rate
+        self._against_drafter.book(accepted + 1 if copied else otherwise, otherwise)

@@ -192,6 +192,61 @@ def test_copying_what_is_right_beats_the_drafter(name: str) -> None:
         assert speed(both) > gain * speed(drafted), (p, speed(both) / speed(drafted))
 
 
+@pytest.mark.parametrize("name", [name for name in CURVES if name != "no gain"])
+def test_a_useless_drafter_does_not_spend_what_copying_needs(name: str) -> None:
+    machine = Machine(CURVES[name])
+    run = machine.run(
+        Adaptive(machine.measured()),
+        always(0.0),
+        3000,
+        match=lambda cycle: 8 * (cycle >= 1500 and cycle % 2),
+        copied=0.95,
+    )
+    assert speed(run[:1500]) > 0.98 / machine.curve[0]
+    assert speed(run[1500:]) > 1.2 / machine.curve[0]
+
+
+def test_a_useless_match_does_not_spend_what_the_drafter_needs() -> None:
+    for name, curve in CURVES.items():
+        machine = Machine(curve)
+        run = machine.run(
+            Adaptive(machine.measured()), lambda cycle: 0.9 * (cycle >= 1500), 3000, match=lambda _: 2
+        )
+        assert speed(run[2000:]) > 0.95 * machine.best(0.9), name
+
+
+def test_the_drafter_is_tried_although_every_cycle_could_copy() -> None:
+    machine = Machine(CURVES["M3 Max, exact"])
+    run = machine.run(Adaptive(machine.measured()), always(0.95), match=lambda _: 8, copied=0.5)
+    assert speed(run[100:]) > 0.95 * machine.best(0.95)
+
+
+def test_at_the_end_of_a_reply_nothing_is_spent_on_small_blocks_that_cannot_pay() -> None:
+    machine = Machine((0.010, 0.024, 0.029, 0.031, 0.034))
+    policy = Adaptive(machine.measured())
+    for _ in range(400):
+        for left in range(32, 0, -1):
+            plan = policy.plan(left, 100)
+            assert plan.rows in (1, 4, 5)
+            policy.observe(plan, 0, machine.seconds(plan.rows, 100), 100)
+
+
+def test_a_copy_that_vanished_with_its_first_token_teaches_that_and_is_not_timed_as_a_plain_step() -> None:
+    policy = Adaptive(Costs((0,), ((1.0, 2.2),), 1.0))
+    copies = []
+    for _ in range(80):
+        ahead = policy.plan(2, 0, 8)  # as in a plain step, before its token is known
+        policy.observe(Plan(1), 0, 1.0, 0)
+        copies.append(ahead.match > 0)
+        if ahead.match:
+            policy.plan(2, 0)
+            policy.plan(2, 0)
+            policy.observe(Plan(1), 0, 5.0, 0)  # started late
+    assert copies[0]
+    assert not any(copies[40:])
+    assert policy._costs.seconds(1, 0) == pytest.approx(1.0, rel=0.02)
+
+
 def test_the_longer_match_is_tried_first_and_what_was_wrong_is_left() -> None:
     costs = Costs((0,), ((1.0, 1.2, 1.3),), 0.2)
     policy = Adaptive(costs)

@@ -14,7 +14,7 @@ from dflash_mlx.interval import Interval
 from dflash_mlx.result import Result
 from dflash_mlx.target.exactness import EXACT
 
-TAU = "tau: tokens per verify cycle with a draft, the target's own (bonus) included"
+TAU = "tau: tokens per verify cycle with a draft (copied ones too), the target's own (bonus) included"
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Report:
             shares = "  ".join(f"{n}: {counts[n] / sum(counts.values()):.0%}" for n in counts)
             lines.append(
                 f"cycles by tokens, block {mode}: {shares or 'none had a draft'}"
-                + (f"; drafts copied from the context: {copied:.0%}" if copied else "")
+                + (f"; copied from the context: {copied:.0%}" if copied else "")
             )
         lines.append("milliseconds: " + ", ".join(f"{k} {v:.2f}" for k, v in self.phases_ms.items()))
         lines.append(
