@@ -38,7 +38,7 @@ class Result:
 
     @property
     def tau(self) -> float | None:
-        """Acceptance length: mean tokens per verify cycle, bonus included, over cycles with a draft or copy."""
+        """Acceptance length: mean tokens per verify cycle, bonus included, over cycles with drafts."""
         drafted = [cycle.committed for cycle in self.cycles if cycle.drafted]
         return sum(drafted) / len(drafted) if drafted else None
 

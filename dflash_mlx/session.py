@@ -10,7 +10,8 @@ from dflash_mlx import calibrate
 from dflash_mlx.block_sizes import BlockSizes
 from dflash_mlx.chat_template import levels
 from dflash_mlx.costs import Costs
-from dflash_mlx.decode import CLEAR_EVERY, decode
+from dflash_mlx.cycles import CLEAR_EVERY
+from dflash_mlx.decode import decode
 from dflash_mlx.drafter import Drafter, DrafterModel
 from dflash_mlx.errors import (
     ContextLengthError,

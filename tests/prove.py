@@ -14,7 +14,8 @@ from mlx import nn
 from tiny import VOCAB, WINDOW, Scripted, scripts
 
 from dflash_mlx.config import DrafterConfig
-from dflash_mlx.decode import Proposer, decode
+from dflash_mlx.cycles import Proposer
+from dflash_mlx.decode import decode
 from dflash_mlx.drafter import Drafter, DrafterModel
 from dflash_mlx.errors import UnsupportedTargetError
 from dflash_mlx.events import Block

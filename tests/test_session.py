@@ -30,7 +30,7 @@ from dflash_mlx import (
     load,
 )
 from dflash_mlx.costs import Costs
-from dflash_mlx.decode import Take
+from dflash_mlx.cycles import Take
 from dflash_mlx.drafter import DrafterModel
 from dflash_mlx.pairs import EMBEDDED, Pair, Shape
 from dflash_mlx.target.attach import Mixin, attach

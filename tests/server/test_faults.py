@@ -15,7 +15,7 @@ import pytest
 
 import dflash_mlx.session
 from dflash_mlx import Block, Event, Finished, Prefilled, SamplingParams
-from dflash_mlx.decode import Take
+from dflash_mlx.cycles import Take
 from dflash_mlx.errors import ModelError
 from dflash_mlx.server.engine import Engine
 from dflash_mlx.server.jobs import Job, Message
