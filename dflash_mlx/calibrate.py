@@ -113,8 +113,8 @@ def measure_costs(
 def _round(largest: int) -> list[int]:
     """The sizes of a round, the largest first; of the plain steps at its end only the inner two count.
 
-    The first of them was not started ahead, as plain steps are among others, and the last starts none. There
-    are two since every size is compared with plain steps.
+    The loop times those alone that start ahead and start the next. There are two since every size is compared
+    with plain steps.
     """
     return [*range(largest, 1, -1), 1, 1, 1, 1]
 
@@ -140,10 +140,7 @@ class _Sweep:
         return Plan(self._round[(self._asked - 1) % len(self._round)])
 
     def observe(self, plan: Plan, accepted: int, seconds: float, keys: int) -> None:
-        # The loop asks before it tells, or after, but cycles come in the order in which they were asked for.
-        place = self._observed % len(self._round)
-        before, after = self._round[place - 1], self._round[(place + 1) % len(self._round)]
-        if seconds > 0 and (plan.rows > 1 or before == after == 1):
+        if seconds > 0:
             self.seconds[plan.rows].append(seconds)
         self._observed += 1
         self._total += seconds

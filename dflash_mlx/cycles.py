@@ -57,11 +57,17 @@ class Proposer(Protocol):
 
 @dataclass(frozen=True)
 class _Pass:
-    """A forward pass over one row that is under way, and where the caches stood before it."""
+    """A forward pass over one row that is under way.
+
+    Attributes:
+        checkpoint: where the caches stood before it.
+        ahead: whether it was started before its token was known.
+    """
 
     checkpoint: Checkpoint
     logits: mx.array
     taps: mx.array | None
+    ahead: bool
 
 
 @dataclass(frozen=True)
@@ -184,10 +190,12 @@ class Cycles:
         assert isinstance(current, _Pass)
         decision = Decision(self.sampler.choose(current.logits, None, self.sampler.noise(1)))
         plan = self._next(1)
-        following = self._launch(decision.choice.tokens) if plan.rows == 1 else None
+        following = self._launch(decision.choice.tokens, ahead=True) if plan.rows == 1 else None
         tokens, logprobs, _, waited = decision.timed()
         _, ended = self.take(tokens)
-        seconds = self._commit(tokens, current.taps, Plan(1), 0)
+        # The first plain step in a row starts late, and the last one starts no other.
+        usual = current.ahead and following is not None
+        seconds = self._commit(tokens, current.taps, Plan(1), 0, usual)
         self.ahead = following
         if plan.rows > 1 and not ended:
             # What was to be copied may have ended with the token that is known now.
@@ -249,7 +257,7 @@ class Cycles:
         """Start what the next cycle needs: its pass if it is plain, else its draft."""
         self.ahead = self._launch(mx.array([self.anchor])) if plan.rows == 1 else self._draft(plan)
 
-    def _launch(self, token: mx.array) -> _Pass:
+    def _launch(self, token: mx.array, *, ahead: bool = False) -> _Pass:
         """Start a pass over one token `[1]`, which need not be known yet."""
         checkpoint = Checkpoint(self.caches)
         try:
@@ -258,7 +266,7 @@ class Cycles:
             checkpoint.restore(0)
             raise
         mx.async_eval(logits)
-        return _Pass(checkpoint, logits, taps)
+        return _Pass(checkpoint, logits, taps, ahead)
 
     def _draft(self, plan: Plan) -> _Drafted:
         noise = self.sampler.noise(plan.rows)
@@ -279,11 +287,18 @@ class Cycles:
         mx.async_eval(draft.tokens, *self.drafter.arrays)
         return _Drafted(plan, draft, noise)
 
-    def _commit(self, tokens: list[int], taps: mx.array | None, plan: Plan, accepted: int) -> float:
-        """Note what a cycle added to the reply; returns the seconds since the one before."""
+    def _commit(
+        self, tokens: list[int], taps: mx.array | None, plan: Plan, accepted: int, usual: bool = True
+    ) -> float:
+        """Note what a cycle added to the reply; returns the seconds since the one before.
+
+        Args:
+            usual: whether these say how long such a cycle takes.
+        """
         now = time.perf_counter()
         seconds, self.clock = now - self.clock, now
-        self.policy.observe(plan, accepted, seconds if self.undisturbed else 0.0, self.rows)
+        timed = usual and self.undisturbed
+        self.policy.observe(plan, accepted, seconds if timed else 0.0, self.rows)
         self.sampler.commit(tokens)
         if self.lookup:
             self.lookup.extend(tokens)

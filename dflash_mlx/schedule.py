@@ -39,7 +39,8 @@ class Policy(Protocol):
     def observe(self, plan: Plan, accepted: int, seconds: float, keys: int) -> None:
         """A cycle took `seconds`, and `accepted` of its `plan.rows - 1` drafts were right.
 
-        0 seconds: not known, because the device went on while the caller kept the last cycle's tokens.
+        0 seconds: they would say nothing of others, because the device went on while the caller kept the last
+        cycle's tokens, or because it was a plain step that did not both start ahead and start the next.
         """
 
 
@@ -148,14 +149,14 @@ class Adaptive:
         for match, first in MATCHES.items():  # They are rarer, so that evidence must last longer.
             self._acceptance[match] = Acceptance(slots, first, lean=6, memory=40, idle=256)
         # By whether the drafts are copied.
-        self._against_plain = {False: Ledger(3.0, 0.007), True: Ledger(2.0, 0.003)}
+        self._against_plain = {False: Ledger(3.0, 0.01), True: Ledger(2.0, 0.003)}
         self._against_drafter = Ledger(2.0, 0.01)
         self._size = 1
         self._rate = 1.0
-        self._last = self._next = Plan(1)
-        self._ahead: Plan | None = Plan(1)
+        self._next = self._ahead = Plan(1)
         self._since_draft = 0
         self._since_plain = 0
+        self._plain_in_a_row = 0
 
     def plan(self, limit: int, keys: int, match: int = 0) -> Plan:
         """The best block that the ledgers can pay for; now and then another, to learn."""
@@ -218,26 +219,24 @@ class Adaptive:
 
     def observe(self, plan: Plan, accepted: int, seconds: float, keys: int) -> None:
         """Learn from a cycle."""
-        # Of plain steps those among others count, which were started ahead and started the next one: what
-        # follows a plain step is asked before its result is known.
-        ahead, before, after = self._ahead, self._last, self._next
-        timed = plan.rows > 1 or (before.rows == after.rows == 1 and ahead == Plan(1))
-        if timed:
-            self._costs.observe(plan.rows, seconds, keys, plan.match > 0)
+        self._costs.observe(plan.rows, seconds, keys, plan.match > 0)
         self._book(plan, accepted, self._price(plan, keys))
         for match, acceptance in self._acceptance.items():
             acceptance.observe(*((plan.rows - 1, accepted) if match == plan.match else (0, 0)))
-        if ahead is not None and ahead.match and not plan.match:
+        if self._ahead.match and not plan.match:
             # It was to be copied, but then the token before did not fit: the first draft was wrong.
-            self._acceptance[ahead.match].observe(1, 0)
+            self._acceptance[self._ahead.match].observe(1, 0)
         if plan.rows > 1 and not plan.match:
             # A right draft is a reason to try the next one at once.
             self._since_draft = self.PROBE_AFTER if accepted else 0
         else:
             self._since_draft += 1
-        self._since_plain = 0 if plan.rows == 1 and timed else self._since_plain + 1
+        self._plain_in_a_row = self._plain_in_a_row + 1 if plan.rows == 1 else 0
+        # The second one in a row is the first to be timed, if the caller is quick enough.
+        self._since_plain = 0 if self._plain_in_a_row >= 2 else self._since_plain + 1
         self._size = self._size if plan.match else plan.rows
-        self._last, self._ahead = plan, after if plan.rows == 1 else None
+        # What follows a plain step is asked for before its token is known.
+        self._ahead = self._next if plan.rows == 1 else Plan(1)
 
     def _book(self, plan: Plan, accepted: int, price: float) -> None:
         """Enter what a cycle gave; where it tells nothing of a ledger's matter, only the income comes in."""

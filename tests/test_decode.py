@@ -2,6 +2,7 @@
 
 import gc
 import io
+import itertools
 import random
 import sys
 import time
@@ -607,14 +608,14 @@ def test_nothing_is_copied_unless_asked_for() -> None:
 
 
 class Timed:
-    """Blocks of one size, and what the policy is told of their seconds."""
+    """Blocks of some sizes in turns, and what the policy is told of their seconds."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, *sizes: int) -> None:
+        self.sizes = itertools.cycle(sizes)
         self.seconds: list[float] = []
 
     def plan(self, limit: int, keys: int, match: int = 0) -> Plan:
-        return Plan(min(self.size, limit))
+        return Plan(min(next(self.sizes), limit))
 
     def observe(self, plan: Plan, accepted: int, seconds: float, keys: int) -> None:
         self.seconds.append(seconds)
@@ -634,8 +635,20 @@ def test_a_cycle_in_which_the_device_got_ahead_of_a_slow_caller_is_not_timed(siz
         told.append(policy.seconds)
     assert len(told[0]) == len(told[1]) >= 8
     assert sum(seconds > 0 for seconds in told[0]) > len(told[0]) / 2
-    assert told[1][0] > 0
+    assert (told[1][0] > 0) == (size > 1), "a plain step that did not start ahead"
     assert not any(told[1][1:])
+
+
+def test_of_plain_steps_those_are_timed_that_start_ahead_and_start_the_next() -> None:
+    target = tiny_target("qwen3")
+    prompt = prompt_of(6)
+    drafter = Scripted(6, plain(target, prompt, 13), scripts()["wrong"])
+    policy = Timed(1, 1, 1, 1, 3, 1, 3)
+    for _ in decode(target, target.make_cache(), prompt, drafter=drafter, policy=policy, max_tokens=13):
+        pass
+    told = [seconds > 0 for seconds in policy.seconds]
+    # Cycles of 1 1 1 1 3 1 3 1 1 1 1 rows, and instead of 3 one more of 1, the last that there is room for.
+    assert told == [False, True, True, False, True, False, True, False, True, True, True, False]
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_5", "gemma4"])
