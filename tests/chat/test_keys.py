@@ -237,10 +237,9 @@ def test_the_tokens_view(engine: FakeEngine, tmp_path: Path) -> None:
         await stage.ask("two")
         await stage.press("ctrl+g")
         assert isinstance(stage.app.screen, Tokens)
-        kept = sum(
-            part["dflash"]["accepted"] for part in chunks if part.get("dflash", {}).get("phase") == "block"
-        )
-        assert f"drafted and kept {kept} " in stage.text
+        blocks = [part["dflash"] for part in chunks if part.get("dflash", {}).get("phase") == "block"]
+        drafted, copied = (sum(b["accepted"] for b in blocks if b["copied"] == c) for c in (False, True))
+        assert f"drafted {drafted}   copied {copied} " in stage.text
         assert "print(len(divisors(196)))" in stage.text
         assert " no" not in stage.text
         await stage.press("r")
