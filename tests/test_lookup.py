@@ -57,4 +57,4 @@ def test_asking_does_not_take_longer_in_a_long_context() -> None:
         return time.perf_counter() - start
 
     seconds(1000)
-    assert min(seconds(200_000) for _ in range(3)) < 4 * min(seconds(2_000) for _ in range(3))
+    assert min(seconds(200_000) for _ in range(3)) < 10 * min(seconds(2_000) for _ in range(3))
