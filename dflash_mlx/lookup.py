@@ -1,7 +1,7 @@
 """Drafts without a drafter: what followed the context's last tokens when they stood there before.
 
-Prompt lookup (Saxena, 2023). Replies repeat their prompt and themselves, code that is edited most of all,
-and what is copied need not be thought up again. Whether it is right the target says, as of any draft.
+Prompt lookup (Saxena, 2023). Replies repeat their prompt and themselves, and what is copied need not be
+thought up again. Whether it is right the target says, as of any draft.
 """
 
 from collections.abc import Sequence

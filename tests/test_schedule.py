@@ -163,7 +163,7 @@ def test_blocks_that_were_measured_while_the_machine_was_busy_are_found_out(name
         for p in (0.1, 0.8):
             run = machine.run(Adaptive(Costs((0,), (tuple(busy),), DRAFT)), always(p), 4000, seed)
             assert speed(run) > 0.97 / machine.curve[0], (p, speed(run) * machine.curve[0])
-            assert speed(run[3000:]) > 0.66 * machine.best(p), (p, speed(run[3000:]) / machine.best(p))
+            assert speed(run[3000:]) > 0.75 * machine.best(p), (p, speed(run[3000:]) / machine.best(p))
 
 
 @pytest.mark.parametrize("name", CURVES)
