@@ -122,6 +122,8 @@ def _round(largest: int) -> list[int]:
 class _Sweep:
     """A policy that goes round all sizes, and notes what their cycles took."""
 
+    copies = False
+
     def __init__(self, largest: int) -> None:
         self._round = _round(largest)
         self._asked = 0

@@ -38,7 +38,6 @@ def decode(
     *,
     drafter: Proposer | None = None,
     policy: Policy = PLAIN,
-    look_up: bool = False,
     max_tokens: int | None = None,
     take: Take = everything,
     prefill_step: int = 2048,
@@ -60,7 +59,6 @@ def decode(
         sampler: a fresh one for this prompt.
         policy: how many rows each verify pass has, the anchor included, and where their drafts come from;
             without a drafter it is not asked.
-        look_up: whether the policy may have drafts copied from the context too.
         max_tokens: tokens of the reply at most; None: until `take` ends it.
         take: asked once for all newly chosen tokens, before they are committed.
         prefill_step: prompt rows per forward pass.
@@ -85,7 +83,7 @@ def decode(
 
     reason: FinishReason = "stop" if ended else "length"
     if not ended and max_tokens != 1:
-        context = [*prompt, *prefilled.tokens] if look_up and drafter else None
+        context = [*prompt, *prefilled.tokens] if reply.policy.copies else None
         reason = yield from reply.blocks(cancelled, context)
     yield Finished(finish_reason=reason)
 

@@ -28,6 +28,10 @@ class Plan:
 class Policy(Protocol):
     """What the loop asks before every cycle, and tells after it."""
 
+    @property
+    def copies(self) -> bool:
+        """Whether it may plan copies, for which the loop then remembers the context."""
+
     def plan(self, limit: int, keys: int, match: int = 0) -> Plan:
         """The next cycle, of `limit` rows at most.
 
@@ -49,6 +53,7 @@ class Fixed:
     """Always the same block of the drafter's, as far as it is allowed."""
 
     size: int
+    copies = False
 
     def plan(self, limit: int, keys: int, match: int = 0) -> Plan:
         """The size, or the limit."""
@@ -131,6 +136,7 @@ class Adaptive:
     for copying against the drafter.
     """
 
+    copies = True
     PROBE_AFTER = 12
     """Cycles without the drafter after which it is tried again where plain decoding looks best."""
     DRAFT_AFTER = 64

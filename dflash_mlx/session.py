@@ -293,7 +293,6 @@ class Session:
                 sampler,
                 drafter=drafter,
                 policy=policy,
-                look_up=request.block_size is None,
                 max_tokens=request.max_tokens,
                 take=reply.take,
                 prefill_step=self.prefill_step,

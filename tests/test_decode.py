@@ -506,6 +506,8 @@ WILD: dict[str, Callable[[random.Random, int], int]] = {
 class Wild:
     """A policy without reason."""
 
+    copies = True
+
     def __init__(self, choose: Callable[[random.Random, int], int]) -> None:
         self.choose, self.dice = choose, random.Random(5)
         self.seen: list[int] = []
@@ -545,8 +547,8 @@ def test_no_policy_can_change_the_tokens(family: str, name: str) -> None:
 class Copying:
     """A policy that copies whatever can be copied, and else asks the drafter or decodes plainly."""
 
-    def __init__(self, otherwise: int) -> None:
-        self.otherwise = otherwise
+    def __init__(self, otherwise: int, copies: bool = True) -> None:
+        self.otherwise, self.copies = otherwise, copies
 
     def plan(self, limit: int, keys: int, match: int = 0) -> Plan:
         return Plan(6, match) if match else Plan(self.otherwise)
@@ -584,7 +586,6 @@ def test_drafts_that_are_copied_change_no_token(family: str, otherwise: int) -> 
                 Sampler(params, prompt, target.vocab_size),
                 drafter=drafter,
                 policy=Copying(otherwise),
-                look_up=True,
                 max_tokens=40,
             )
         )
@@ -596,19 +597,20 @@ def test_drafts_that_are_copied_change_no_token(family: str, otherwise: int) -> 
     assert any(block.rejected for block in copied)
 
 
-def test_nothing_is_copied_unless_asked_for() -> None:
+def test_nothing_can_be_copied_by_a_policy_that_never_does() -> None:
     target = tiny_target("qwen3")
     prompt = prompt_of(6) * 4
     drafter = Scripted(len(prompt), plain(target, prompt, 20), scripts()["random"])
-    events = list(
-        decode(target, target.make_cache(), prompt, drafter=drafter, policy=Copying(3), max_tokens=20)
-    )
+    policy = Copying(3, copies=False)
+    events = list(decode(target, target.make_cache(), prompt, drafter=drafter, policy=policy, max_tokens=20))
     assert not any(block.copied for block in blocks_of(events))
     assert any(block.drafted for block in blocks_of(events))
 
 
 class Timed:
     """Blocks of some sizes in turns, and what the policy is told of their seconds."""
+
+    copies = False
 
     def __init__(self, *sizes: int) -> None:
         self.sizes = itertools.cycle(sizes)

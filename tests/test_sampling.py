@@ -91,6 +91,8 @@ def test_speculation_changes_neither_tokens_nor_logprobs(family: str, settings: 
 class Copying:
     """A policy that copies whatever can be copied."""
 
+    copies = True
+
     def plan(self, limit: int, keys: int, match: int = 0) -> Plan:
         return Plan(5, match) if match else Plan(1)
 
@@ -118,7 +120,7 @@ def test_looking_up_changes_neither_tokens_nor_logprobs(family: str, settings: d
         params = SamplingParams(seed=seed, top_logprobs=3, **settings)
         plain = reply_of(target, params, max_tokens=30)
         drafter = Scripted(len(PROMPT), tokens_of(plain), scripts(seed)["random"])
-        speculative = reply_of(target, params, drafter=drafter, policy=Copying(), look_up=True, max_tokens=30)
+        speculative = reply_of(target, params, drafter=drafter, policy=Copying(), max_tokens=30)
         assert tokens_of(speculative) == tokens_of(plain)
         assert logprobs_of(speculative) == logprobs_of(plain)
         copied += [event for event in speculative if isinstance(event, Block) and event.copied]
